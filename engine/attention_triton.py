@@ -86,7 +86,7 @@ class TritonBackend:
         }
         self._caches = [(layer[:, 0], layer[:, 1]) for layer in kv]
         self._pages: Pages | None = None
-        self._cut: Pieces | None = None
+        self._step_pieces: Pieces | None = None
         self._wide = None if kv.dtype == shape.dtype else WideBlocks(kv, shape.dtype)
 
     def plan(self, prompts: PromptChunks, first: int) -> NDArray[np.int32]:
@@ -112,8 +112,8 @@ class TritonBackend:
         """KV heads, and the multiprocessors among which tiles are cut (0: they are not)."""
         return self._shape.kv.shape[4], 0 if self._pieces is None else self._pieces.processors
 
-    def _waiting(self, pages: Pages) -> Pieces | None:
-        """Where cut tiles wait; None where the step certainly has none."""
+    def _pieces_of(self, pages: Pages) -> Pieces | None:
+        """Memory for the results of cut tiles; None where the step certainly has none."""
         tokens = pages.prompts.tokens
         tiles = sum(-(-n // self._tile_tokens) for n in tokens)
         if pages.extra is None or (tokens and len(pages.extra) == COLUMNS * (1 + tiles)):
@@ -148,7 +148,7 @@ class TritonBackend:
     def begin(self, pages: Pages) -> None:
         """Keeps the step's pages, and shares out the work of its decodes."""
         self._pages = pages
-        self._cut = self._waiting(pages)
+        self._step_pieces = self._pieces_of(pages)
         if self._wide is not None:
             self._wide.begin(pages)
         if pages.decode_rows:
@@ -181,7 +181,7 @@ class TritonBackend:
                 plan,
                 out=out,
                 window=window,
-                pieces=self._cut,
+                pieces=self._step_pieces,
                 longest=longest,
                 rows=self._rows,
             )

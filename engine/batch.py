@@ -113,7 +113,7 @@ class Tokens(NamedTuple):
 class Draws(NamedTuple):
     """Who gets the token drawn in each row of the logits (None: nobody), and sections of one number a row.
 
-    A sequence that verifies draft tokens has so many rows more, all together.
+    A sequence that verifies n draft tokens has n + 1 rows, one after another.
 
     `sampled`: numbers of the tokens whose logits are needed (None: of all). `forced`: tokens to take
     whatever is drawn (-1: none). `filtered`: numbers of the rows with top-k or top-p (None: no such row).
@@ -150,7 +150,7 @@ class StepLayout:
     """One step's layout; slices are sections of the packed buffer.
 
     The first `singles` tokens are one of a request each. `columns`: blocks of the longest table.
-    `graph`: the size of the CUDA graph to run, 0 for none. Where `chunks` has prompts, it is one for these.
+    `graph`: the size of the CUDA graph to run, 0 for none. It is a graph for prompts where `chunks` has any.
     """
 
     singles: int
@@ -162,7 +162,7 @@ class StepLayout:
     changes: Changes
 
     def without_takers(self) -> StepLayout:
-        """The same for who only computes it."""
+        """The layout as workers get it: they compute the step and hand out no tokens."""
         return replace(self, draws=self.draws._replace(takers=[]))
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pagecast.engine.engine import Engine
+from pagecast.engine.engine import Completion, Engine
+from pagecast.engine.observed import observed
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.recording import Recording
 from pagecast.engine.sequence import Sequence
@@ -34,8 +35,8 @@ _TOKENS = 10_000  # prompts are made of this many different tokens
 class BenchResult:
     """One run. `floor_s` is None on a GPU without known rates; `waited_s` the host's time spent waiting.
 
-    Where requests speculate, `accepted_tokens` of the `draft_tokens` were accepted. A step that verifies
-    some is none of `decode_steps`, and the floor takes its rows for those of a prompt.
+    Where requests speculate, `accepted_tokens` of the `draft_tokens` were accepted. Steps that verify draft
+    tokens are not in `decode_steps`; the floor counts their rows as prompt tokens.
     """
 
     requests: int
@@ -73,7 +74,8 @@ def bench(
 ) -> BenchResult:
     """Serves the requests once, after a short warm-up. Lengths are uniform, ends of text ignored.
 
-    Errors: BadInput where the model is too short for the longest request.
+    Errors: BadInput where the model is too short for the longest request, and where one of them is not served
+    to its end.
     """
     if engine.loaded.max_model_len < 2 * longest:
         raise BadInput(f"max_model_len is {engine.loaded.max_model_len}; the benchmark needs {2 * longest}")
@@ -82,27 +84,24 @@ def bench(
     engine.warm_up()
     engine.settle()
     loop = engine.loop
-    loop.log = recording = Recording(engine.limits.num_blocks)
+    recording = Recording(engine.limits.num_blocks)
     waited = loop.waited_ns
     ended: list[Sequence] = []
-    engine.on_end = ended.append
-    start = time.perf_counter()
-    try:
-        engine.generate(prompts, params)
-    finally:
-        loop.log = None
-        engine.on_end = None
-    seconds = time.perf_counter() - start
+    with observed(engine, recording, ended.append):
+        start = time.perf_counter()
+        completions = engine.generate(prompts, params)
+        seconds = time.perf_counter() - start
+    output_tokens = _output_tokens(completions)
     steps = recording.steps()
-    alone = steps.prefill_start[1:] == steps.prefill_start[:-1]
-    took = (steps.end_ns[1:] - steps.end_ns[:-1])[alone[1:]]
+    decode_only = steps.prefill_start[1:] == steps.prefill_start[:-1]
+    took = (steps.end_ns[1:] - steps.end_ns[:-1])[decode_only[1:]]
     return BenchResult(
         requests=requests,
         input_tokens=sum(map(len, prompts)),
-        output_tokens=sum(outputs),
+        output_tokens=output_tokens,
         seconds=seconds,
         steps=len(steps),
-        decode_steps=int(alone.sum()),
+        decode_steps=int(decode_only.sum()),
         decode_s=float(took.sum()) / 1e9,
         waited_s=(loop.waited_ns - waited) / 1e9,
         planning_s=float(steps.sched_ns.sum()) / 1e9,
@@ -110,6 +109,19 @@ def bench(
         draft_tokens=sum(sum(sequence.drafts) for sequence in ended),
         accepted_tokens=sum(sum(sequence.accepted) for sequence in ended),
     )
+
+
+def _output_tokens(completions: list[Completion]) -> int:
+    """Tokens that the requests were answered with. Errors: BadInput where one has fewer than it asked for."""
+    outputs = [output for completion in completions for output in completion.outputs]
+    for number, output in enumerate(outputs):
+        if output.finish_reason != "length":
+            raise BadInput(
+                f"request {number} of {len(outputs)} was not served to its end: {output.finish_reason} after "
+                f"{len(output.token_ids)} tokens ({output.reason}); give the engine more room, or the "
+                "benchmark shorter requests"
+            )
+    return sum(len(output.token_ids) for output in outputs)
 
 
 def workload(
@@ -142,15 +154,15 @@ def floor_s(engine: Engine, steps: Steps) -> float | None:
     decoding = steps.decode_n > 0
     byte_count = int(bytes_read(facts, steps.decode_n[decoding], element).sum())
     byte_count += int((steps.decode_ctx + steps.decode_n).sum()) * kv_bytes
-    flops = int(steps.prefill_tokens.sum()) * _prompt_flops_per_token(facts)
+    flops = int(steps.prefill_tokens.sum()) * prompt_flops_per_token(facts)
     chunks = zip(steps.prefill_tokens.tolist(), steps.prefill_ctx.tolist(), strict=True)
     flops += sum(facts.attention_flops(tokens, context) for tokens, context in chunks)
     seconds = byte_count / (rates.hbm_bytes_per_s * _BANDWIDTH_SHARE)
     return (seconds + flops / (rates.flops["bf16"] * _MATMUL_SHARE)) / gpus
 
 
-def _prompt_flops_per_token(facts: ModelFacts) -> int:
-    """FLOPs of the layers' products for a prompt token without logits, which ends at the last layer's
+def prompt_flops_per_token(facts: ModelFacts) -> int:
+    """FLOPs of the layers' products for a prompt token that is not sampled from: its last layer stops after
     attention."""
     after = {"o", "router", "expert_up", "expert_down"} if facts.moe else {"o", "up", "down"}
     last = sum(2 * one.inputs * one.outputs * one.active for one in facts.linears() if one.name in after)

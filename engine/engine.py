@@ -90,7 +90,7 @@ class Engine:
             check_start(model, self.options)
             self._team = Team(model, self.options)
             shard = self._team.join(find_device(self.options.device, 0))
-        with nullcontext() if self._team is None else self._team.guarded():
+        with nullcontext() if self._team is None else self._team.guarded(loading=True):
             self._loaded = load(model, self.options, shard)
             self.limits = self._loaded.limits
             self.tokenizer = self._loaded.tokenizer
@@ -127,11 +127,13 @@ class Engine:
         if len(each) != len(listed):
             raise BadInput(f"{len(each)} sampling parameters for {len(listed)} prompts; give one for each")
         ids = [self.encode(prompt) for prompt in listed]
-        groups = [self.submit(prompt, chosen) for prompt, chosen in zip(ids, each, strict=True)]
+        for prompt, chosen in zip(ids, each, strict=True):
+            self._check(prompt, chosen)
         try:
+            groups = [self.submit(prompt, chosen) for prompt, chosen in zip(ids, each, strict=True)]
             return self._complete(ids, groups)
         except BaseException:
-            self._give_up()
+            self.end_all()
             raise
         finally:
             self._ends = None
@@ -156,7 +158,11 @@ class Engine:
         return [completions[number] for number in range(len(groups))]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
-        """Serves one prompt and yields its text as it grows. Errors: BadInput where it can't be served."""
+        """Serves one prompt and yields its text as it grows. Errors: BadInput where it can't be served, and
+        for more than one text (`params.n`)."""
+        params = params or SamplingParams()
+        if params.n > 1:
+            raise BadInput(f"n is {params.n}; a stream is one text: leave n out, or use generate")
         pieces: list[str] = []
         growing = Growing(self._needed_tokenizer())
 
@@ -164,7 +170,7 @@ class Engine:
             if token not in sequence.stops:
                 pieces.append(growing.add(token))
 
-        (sequence,) = self.submit(self.encode(prompt), params or SamplingParams(), listener=listen)
+        (sequence,) = self.submit(self.encode(prompt), params, listener=listen)
         try:
             while not sequence.done:
                 self.loop.step()
@@ -172,7 +178,8 @@ class Engine:
                 pieces.clear()
             yield from (*pieces, growing.rest())
         finally:
-            self.loop.cancel(sequence.request.id)
+            if not sequence.done:
+                self.loop.cancel(sequence.request.id)
         if sequence.finish_reason in ("failed", "rejected"):
             raise BadInput(f"the prompt was not served: {sequence.reason}")
 
@@ -214,8 +221,7 @@ class Engine:
 
         Errors: BadInput for parameters out of range, an empty prompt, and ids beyond the vocabulary.
         """
-        params.check()
-        self._check_ids(prompt)
+        self._check(prompt, params)
         output = params.max_tokens or max(1, self.loaded.max_model_len - len(prompt))
         stops = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -240,10 +246,13 @@ class Engine:
         """Token ids of a prompt, which may be ids already. Errors: BadInput where there is no tokenizer."""
         if isinstance(prompt, str):
             return np.array(self._needed_tokenizer().encode(prompt), np.int32)
-        ids = np.asarray(prompt, np.int32)
+        ids = np.asarray(prompt)
         if ids.ndim != 1:
             raise BadInput("a prompt is a text or a list of token ids; give a list of prompts")
-        return ids
+        if len(ids) and not np.issubdtype(ids.dtype, np.integer):
+            raise BadInput(f"token ids are whole numbers of at most 64 bits; the prompt has {ids.dtype}")
+        self._check_ids(ids)
+        return ids.astype(np.int32)
 
     def output(self, sequence: Sequence) -> Output:
         """The output of a sequence that has ended."""
@@ -281,12 +290,19 @@ class Engine:
                 self.loop.runner.close()
         team.close()
 
-    def _give_up(self) -> None:
-        """Ends every request after an error; where even that fails, the engine is of no more use."""
-        try:
+    @property
+    def closed(self) -> bool:
+        """Whether the engine was closed: by its user, or because it could not end its requests."""
+        return self._loaded is None
+
+    def end_all(self) -> None:
+        """Ends every request, after an error; where even that fails, the engine is closed."""
+        with suppress(Exception):
             self.loop.drain()
-        except Exception:
-            self.close()
+            self.loop.runner.check()
+            if not self.loop.busy:
+                return
+        self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -309,7 +325,11 @@ class Engine:
             raise BadInput(f"{self.loaded.spec.facts.name} has no tokenizer here; give prompts as token ids")
         return self.tokenizer
 
-    def _check_ids(self, prompt: NDArray[np.int32]) -> None:
+    def _check(self, prompt: NDArray[np.int32], params: SamplingParams) -> None:
+        params.check()
+        self._check_ids(prompt)
+
+    def _check_ids(self, prompt: NDArray[Any]) -> None:
         vocab = self.loaded.spec.facts.vocab
         if not len(prompt):
             raise BadInput("the prompt is empty; give at least one token")

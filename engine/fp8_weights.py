@@ -1,12 +1,13 @@
 """Weights in fp8 as checkpoints store them, and as the kernels read them.
 
 A checkpoint scales fp8 (e4m3) weights by tensor, by output channel, or by blocks of 128 x 128 (DeepSeek-V3,
-Qwen3-FP8). Here every weight has a scale for each 128 inputs of some neighbouring outputs, as many as lie in
-one block of one projection: a share of a model, and projections that were fused, then need no rescaling.
+Qwen3-FP8). Here every weight has scales of its own: one scale covers 128 inputs and gcd(128, projection
+widths) outputs, so sharding and fusing never need rescaling.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
@@ -14,12 +15,12 @@ from typing import Any
 
 import torch
 from pagecast.kernels import reference
+from pagecast.kernels.fp8_group import GROUP as GROUP
 from pagecast.sim.core.errors import BadInput
 from torch import Tensor, nn
 
-GROUP = 128
-# Modules that stay as they are, in every checkpoint the engine reads.
-_PLAIN = ("lm_head", "embed_tokens", "norm", "router", "mlp.gate")
+# Modules that stay as they are, in every checkpoint the engine reads: the parts of a name that tell them.
+_PLAIN = (("lm_head",), ("embed_tokens",), ("router",), ("mlp", "gate"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,10 @@ def weight_of(
 def stored_parts(
     name: str, value: Tensor, outputs: int, inputs: int, weight: Tensor, scales: Tensor | None
 ) -> dict[str, tuple[Tensor, int]]:
-    """What to store of a checkpoint's tensor `name` of a whole projection [outputs, inputs], by the name of
-    the parameter: `weight` or `scales`, with the outputs that share a row of it.
+    """Tensors to store for checkpoint tensor `name`: parameter name to (value, outputs per row).
 
-    A weight that is not fp8 is quantised for an fp8 `weight`. Errors: ValueError as for `whole_scales`.
+    `value` is that of a whole projection [outputs, inputs]; the parameters are `weight` and `scales`. A value
+    that is not fp8 is quantised for an fp8 `weight`. Errors: ValueError as for `whole_scales`.
     """
     if scales is None:
         return {name: (value, 1)}
@@ -108,10 +109,18 @@ def fp8_weights(scheme: Mapping[str, Any], where: str) -> Fp8Weights:
     if blocks is not None and list(blocks) != [GROUP, GROUP]:
         raise BadInput(f"{where}: weight_block_size is {blocks}; the engine runs blocks of {GROUP} x {GROUP}")
     for name in (*(scheme.get("modules_to_not_convert") or ()), *(scheme.get("ignore") or ())):
-        if not any(plain in str(name) for plain in _PLAIN):
+        if not _stays_plain(str(name)):
             raise BadInput(
                 f"{where}: {name} is not quantised; the engine runs fp8 in all projections or none"
             )
     groups = scheme.get("config_groups") or {}
     weights = [group.get("weights") or {} for group in groups.values() if isinstance(group, Mapping)]
     return Fp8Weights(by_channel=any(w.get("strategy") == "channel" for w in weights))
+
+
+def _stays_plain(module: str) -> bool:
+    """Whether the engine leaves a module as it is; its name may be a regular expression (`re:.*lm_head`)."""
+    parts = tuple(re.findall(r"\w+", module))
+    if any(part.endswith("norm") for part in parts):
+        return True
+    return any(parts[at : at + len(plain)] == plain for plain in _PLAIN for at in range(len(parts)))

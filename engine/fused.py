@@ -300,7 +300,7 @@ def _draw(
     ON_GPU: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """The best noisy logit of a share of the columns, and its token; -1 where one is not finite.
+    """The best noisy logit of a share of the columns, and its token; -1 where one is NaN or +inf.
 
     The logits have COLUMNS columns, of which the first USED are those of tokens from FIRST on.
     """

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +25,7 @@ from pagecast.engine.memory_report import (
 )
 from pagecast.engine.model import Decoder
 from pagecast.engine.options import Options
+from pagecast.engine.rope import most_positions
 from pagecast.engine.runner import Runner
 from pagecast.engine.sequence import Sequence
 from pagecast.engine.shard import WHOLE, Shard, check_shards
@@ -32,6 +38,7 @@ from pagecast.sim.machine.gpus import GIB
 from torch import Tensor
 
 CPU_BLOCKS = 1024  # KV blocks on the CPU where the options set none
+_MEMINFO = Path("/proc/meminfo")
 
 
 @dataclass(slots=True)
@@ -208,20 +215,19 @@ def find_dtype(spec: ModelSpec, name: str, device: torch.device) -> torch.dtype:
 def make_model(
     spec: ModelSpec, dtype: torch.dtype, device: torch.device, options: Options, shard: Shard = WHOLE
 ) -> Decoder:
-    """A share of the model with its weights on the device. Errors: BadInput where the folder has none."""
+    """A share of the model with its weights on the device.
+
+    Errors: BadInput where the folder has none, CannotRunHere where there is no room for them.
+    """
     if spec.folder is None and not options.random_weights:
         raise BadInput(f"{spec.facts.name}: no such folder; give one that holds weights, or --random-weights")
-    try:
+    needed = weight_bytes(_uninitialised(spec, dtype, torch.device("meta"), shard))
+
+    def too_large() -> str:
+        return f"the weights of {spec.facts.name} ({needed / GIB:.2f} GiB) don't fit: {_room(device)}"
+
+    with _room_for(needed, device, too_large), torch.no_grad():
         model = _uninitialised(spec, dtype, device, shard)
-    except torch.OutOfMemoryError:
-        needed = spec.facts.params * dtype.itemsize // shard.size
-        free, total = torch.cuda.mem_get_info(device)
-        raise CannotRunHere(
-            f"the weights of {spec.facts.name} ({needed / GIB:.2f} GiB) don't fit: this GPU has "
-            f"{total / GIB:.2f} GiB, and {(free + torch.cuda.memory_reserved(device)) / GIB:.2f} of it were "
-            "free; choose a smaller model or a GPU with more memory"
-        ) from None
-    with torch.no_grad():
         if options.random_weights or spec.folder is None:
             weights.randomise(model, options.seed)
         else:
@@ -251,12 +257,66 @@ def make_kv(
     """The KV tensor of one of `shards` GPUs: [layers, blocks, 2, block_size, kv heads, head_dim]."""
     kv_heads, head_dim = spec.facts.local_kv_heads(shards), spec.facts.attention.head_dim
     shape = (spec.facts.layers, blocks, 2, block_size, kv_heads, head_dim)
-    try:
+    size = prod(shape) * dtype.itemsize
+
+    def too_large() -> str:
+        needed = f"{blocks} KV blocks take {size / GIB:.2f} GiB"
+        return f"{needed}, more than is free; lower num_blocks (--num-gpu-blocks)"
+
+    with _room_for(size, device, too_large):
         return torch.zeros(shape, dtype=dtype, device=device)
-    except torch.OutOfMemoryError:
-        size = prod(shape) * dtype.itemsize / GIB
-        reason = f"{blocks} KV blocks take {size:.2f} GiB, more than is free; lower num_blocks"
-        raise CannotRunHere(reason) from None
+
+
+@contextmanager
+def _room_for(size: int, device: torch.device, too_large: Callable[[], str]) -> Iterator[None]:
+    """For what takes `size` bytes of the device's memory. Errors: CannotRunHere with what `too_large` says.
+
+    A CPU's memory is looked at before: where it runs out, the system ends a process, and not always this one.
+    """
+    memory = host_memory() if device.type == "cpu" else None
+    if memory is not None and size > memory[1]:
+        raise CannotRunHere(too_large())
+    try:
+        yield
+    except RuntimeError as error:
+        full_host = device.type == "cpu" and "can't allocate memory" in str(error)
+        if not full_host and not isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise CannotRunHere(too_large()) from None
+
+
+def _room(device: torch.device) -> str:
+    """A device's memory in words, and what to do where it is too little."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        free += torch.cuda.memory_reserved(device)
+        here, other = "this GPU has", "a smaller model or a GPU"
+    else:
+        memory = host_memory()
+        other = "a smaller model or dtype, or a machine"
+        if memory is None:
+            return f"this machine has too little memory; choose {other} with more memory"
+        total, free = memory
+        here = "this process may use"
+    return (
+        f"{here} {total / GIB:.2f} GiB, and {free / GIB:.2f} of it were free; choose {other} with more memory"
+    )
+
+
+def host_memory() -> tuple[int, int] | None:
+    """The machine's memory that this process may use, and how much of it is free, in bytes.
+
+    None where the system does not say.
+    """
+    try:
+        kib = dict(re.findall(r"^(\w+): +(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE))
+        total, free = int(kib["MemTotal"]) << 10, int(kib["MemAvailable"]) << 10
+    except (OSError, KeyError):
+        return None
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if most == resource.RLIM_INFINITY:
+        return total, free
+    return min(total, most), min(free, most)
 
 
 def weight_bytes(model: Decoder) -> int:
@@ -266,7 +326,8 @@ def weight_bytes(model: Decoder) -> int:
 
 def _max_len(spec: ModelSpec, options: Options) -> int:
     longest = spec.facts.max_position
-    wanted = options.max_model_len or longest
-    if wanted > longest and spec.rope.get("rope_type", "default") == "default":
-        raise BadInput(f"max_model_len is {wanted}; {spec.facts.name} knows positions up to {longest}")
+    wanted = longest if options.max_model_len is None else options.max_model_len
+    known = most_positions(spec)
+    if wanted > known:
+        raise BadInput(f"max_model_len is {wanted}; {spec.facts.name} knows positions up to {known}")
     return wanted

@@ -116,6 +116,7 @@ class Loop:
         self._nothing = False
         self._sequences[sequence.request] = sequence
         if self.scheduler.submit(sequence.request):
+            sequence.make_room()
             return True
         self._end(sequence.request)
         return False
@@ -194,14 +195,21 @@ class Loop:
         if self.log is not None:
             self.log.step(plan, start, planned)
         try:
-            self._pipeline.add(plan, self.runner.launch(plan, self.scheduler.memory))
-        except torch.OutOfMemoryError as error:
-            # Nothing of this step can be trusted, nor of one that would build on it.
+            flight = self.runner.launch(plan, self.scheduler.memory)
+        except BaseException as error:
+            # Nothing of this step can be trusted, nor of one that would build on it. It is in flight for the
+            # scheduler all the same, and lands as a failure.
             if host is not None:
                 host.lose(plan.stores)
-            self._pipeline.add(plan, f"out of memory in step {plan.step}: {error}")
+            full = isinstance(error, torch.OutOfMemoryError)
+            what = "out of memory" if full else type(error).__name__
+            self._pipeline.add(plan, f"{what} in step {plan.step}: {error}")
+            if not full:
+                raise
             while len(self._pipeline) > 1:
                 self._land()
+        else:
+            self._pipeline.add(plan, flight)
         return True
 
     def _release_preempted(self) -> None:

@@ -16,7 +16,14 @@ from pagecast.sim.speculation.config import SpeculativeConfig
 
 Ints = NDArray[np.int32]
 LOOKUP = 5  # tokens of an n-gram where nobody says how many, as in vLLM
-_MEASURED = ("acceptance", "synthetic_acceptance_rates", "synthetic_acceptance_length", "draft_cost")
+_MEASURED = (
+    "acceptance",
+    "synthetic_acceptance_rates",
+    "synthetic_acceptance_length",
+    "match_rate",
+    "draft_cost",
+)
+_OF_DRAFT_MODELS = ("model", "parallel_drafting")
 _NONE = np.empty(0, np.int32)
 
 
@@ -95,8 +102,11 @@ def engine_speculation(text: str | None) -> SpeculativeConfig | None:
             "replay and plan know the others"
         )
     for name in _MEASURED:
-        if getattr(config, name) is not None:
+        if name in config.model_fields_set:
             raise BadInput(f"speculative_config: {name} is measured by the engine; leave it out (ngram:3)")
+    for name in _OF_DRAFT_MODELS:
+        if name in config.model_fields_set:
+            raise BadInput(f"speculative_config: {name} is for draft models; leave it out (ngram:3)")
     shortest, longest = lookup_lengths(config)
     if shortest > longest:
         raise BadInput(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from pagecast.engine.ngram import engine_speculation
 from pagecast.sim.core.errors import BadInput
@@ -73,6 +73,7 @@ class Options:
             raise BadInput(f"gpu_memory_utilization is {value}; it must lie above 0 and at most 1")
         if self.kv_offloading_size is not None and not 0 < self.kv_offloading_size < float("inf"):
             raise BadInput(f"kv_offloading_size is {self.kv_offloading_size}; it must be above 0")
+        self._check_host_tier()
         if self.speculation is not None and self.pipeline_depth:
             raise BadInput(
                 "n-grams need the tokens of a step before the next is planned: give --no-async-scheduling "
@@ -81,6 +82,15 @@ class Options:
         if self.tensor_parallel_size < 1:
             raise BadInput(f"tensor_parallel_size is {self.tensor_parallel_size}; it must be at least 1")
         self.limits(1 if self.num_blocks is None else self.num_blocks, self.max_model_len).check()
+
+    def _check_host_tier(self) -> None:
+        if self.kv_offloading_size is not None:
+            self._host_tier(self.kv_offloading_block_size or self.block_size).check()
+            return
+        for field in fields(self):
+            of_host_tier = field.name.startswith("kv_offloading_") or field.name == "offload_prompt_only"
+            if of_host_tier and getattr(self, field.name) != field.default:
+                raise BadInput(f"{field.name} is for a host tier; give kv_offloading_size, or leave it out")
 
     @property
     def fp8_kv(self) -> bool:

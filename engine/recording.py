@@ -177,7 +177,7 @@ def _request_row(sequence: Sequence, submitted_ns: int) -> dict[str, Any]:
         "arrival_s": request.arrival_ns / NS,
         "submitted_s": submitted_ns / NS,
         "input_tokens": request.prompt_tokens,
-        "output_tokens": len(sequence.ids) - request.prompt_tokens,
+        "output_tokens": sequence.max_output,
         "first_token_s": None if request.first_token_ns == NEVER else request.first_token_ns / NS,
         "finish_s": request.finished_ns / NS if ended else None,
         "cached_tokens": max(request.cached_tokens, 0),

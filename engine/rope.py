@@ -20,6 +20,20 @@ def rotary_table(spec: ModelSpec, max_len: int) -> Tensor:
     return torch.cat([angles.cos() * factor, angles.sin() * factor], dim=1)
 
 
+def most_positions(spec: ModelSpec) -> int:
+    """Positions that a model knows with its scaling. Source: vLLM's `_get_and_verify_max_len`."""
+    known = spec.facts.max_position
+    factor = float(spec.rope.get("factor", 1.0))
+    match spec.rope.get("rope_type", "default"):
+        case "linear" | "dynamic":
+            return int(known * factor)
+        case "yarn":
+            original = spec.rope.get("original_max_position_embeddings", known)
+            return max(known, int(original * factor))
+        case _:
+            return known
+
+
 def _frequencies(spec: ModelSpec, max_len: int) -> tuple[Tensor, float]:
     """Radians a position, float32 [head_dim / 2], and what cosines and sines are multiplied by."""
     kind = spec.rope.get("rope_type", "default")

@@ -21,7 +21,7 @@ class Rows:
 
     def __init__(self, count: int, columns: int, block_size: int) -> None:
         self.columns = columns
-        self.padding = count  # the number of a row more that nobody has
+        self.padding = count  # the number of the spare row, for padding
         self.block_size = block_size
         self._free = list(range(count - 1, -1, -1))
         self._places: list[Ints] = []  # row * columns + column
@@ -47,7 +47,8 @@ class Rows:
             self._blocks.append(np.array(blocks[sent:], np.int32))
 
     def serve_decodes(self, sequences: list[Sequence], positions: Ints, memory: KvMemory) -> None:
-        """The same for decoding requests that compute `positions`: those that begin a block got one."""
+        """Brings the rows of decoding requests, which compute `positions`, up to date: sends the new block of
+        each whose position begins one."""
         begin = np.flatnonzero(positions % self.block_size == 0)
         if not len(begin):
             return

@@ -42,7 +42,7 @@ class Peers(Protocol):
         """Sends them a step to run, or transfers alone."""
         ...
 
-    def guarded(self) -> AbstractContextManager[None]:
+    def guarded(self, *, shared_step: bool = False) -> AbstractContextManager[None]:
         """The context in which to wait for them."""
         ...
 
@@ -131,7 +131,7 @@ class Runner:
             if self.host is not None:
                 self.host.finish(plan)
             return self._bring_back(batch, tokens)
-        with self.team.guarded():
+        with self.team.guarded(shared_step=True):
             orders = None if self.host is None else self.host.orders(plan)
             self.team.publish(batch.without_takers(), self.batches.buffer.sent, orders)
             tokens = self.execute(batch)
@@ -145,7 +145,7 @@ class Runner:
         assert self.host is not None
         self.host.begin(plan)
         if self.team is not None:
-            with self.team.guarded():
+            with self.team.guarded(shared_step=True):
                 self.team.publish(None, np.empty(0, np.int32), self.host.orders(plan))
 
     @torch.inference_mode()

@@ -16,14 +16,21 @@ from torch import Tensor
 FIELDS = 4  # temperature, top_p (fp32 bits), top_k, seed
 SEEDS = 1 << 31
 _LOW = 0xFFFFFFFF
+_MOST_TOP_K = (1 << 31) - 1
+_MOST_TEMPERATURE = 1e38
 _FILTERED_TOGETHER = 32  # rows sorted at a time, which bounds the memory that takes
 
 
 def pack(params: SamplingParams, seed: int) -> NDArray[np.int32]:
-    """The row of parameters the sampler keeps on the device: int32 [FIELDS]."""
+    """The row of parameters the sampler keeps on the device: int32 [FIELDS].
+
+    Values beyond what fits mean the same as the largest that does: such a `top_k` rules nothing out, and such
+    a temperature makes all tokens equally likely.
+    """
     row = np.empty(FIELDS, np.int32)
-    row[:2] = np.array([params.temperature, params.top_p], np.float32).view(np.int32)
-    row[2:] = params.top_k, seed % SEEDS
+    temperature = min(params.temperature, _MOST_TEMPERATURE)
+    row[:2] = np.array([temperature, params.top_p], np.float32).view(np.int32)
+    row[2:] = min(params.top_k, _MOST_TOP_K), seed % SEEDS
     return row
 
 

@@ -17,7 +17,8 @@ _NO_DRAFTS = np.empty(0, np.int32)
 
 
 class Sequence:
-    """The engine's side of a request. `ids[:length]` are its tokens so far, the prompt first.
+    """The engine's side of a request. `ids[:length]` are its tokens so far, the prompt first. It ends after
+    `max_output` tokens.
 
     `forced`: token ids to generate whatever is sampled (int32, one for each output token). `row`: where its
     block table lies on the device while it runs; `blocks_sent` of its blocks are there.
@@ -39,6 +40,7 @@ class Sequence:
         "keyed",
         "length",
         "listener",
+        "max_output",
         "params",
         "preemptions",
         "reason",
@@ -65,8 +67,8 @@ class Sequence:
         self.stops = stops
         self.forced = forced
         self.listener = listener
-        self.ids = np.empty(len(prompt) + request.output_tokens, np.int32)
-        self.ids[: len(prompt)] = prompt
+        self.ids = prompt
+        self.max_output = request.output_tokens
         self.length = len(prompt)
         self.keyed = len(prompt)  # tokens that the request's block keys know
         self.row = NO_ROW
@@ -78,6 +80,12 @@ class Sequence:
         self.accepted: list[int] = []
         self.finish_reason = ""  # "stop", "length", "cancelled", "failed" or "rejected"
         self.reason = ""
+
+    def make_room(self) -> None:
+        """Makes room in `ids` for the output; called once the request was accepted."""
+        prompt = self.ids
+        self.ids = np.empty(len(prompt) + self.max_output, np.int32)
+        self.ids[: len(prompt)] = prompt
 
     def verify(self, drawn: list[int]) -> tuple[list[int], int]:
         """Compares its draft tokens with those drawn at their places; `drawn` has one token more.

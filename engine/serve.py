@@ -17,6 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 from pagecast.engine.described import described
 from pagecast.engine.engine import Engine
+from pagecast.engine.observed import observed
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.recording import NS, Recording, recorded_run
 from pagecast.engine.sequence import Sequence
@@ -36,7 +37,7 @@ _NAP_S = 0.02  # the longest sleep, so that an interrupt is heard soon
 class TraceServer:
     """One pass of a trace through an engine that was made with `log_events=True`.
 
-    `ended` is called whenever a request has ended. `journal` is written as the run happens.
+    `ended` is called once for each request, soon after it has ended. `journal` is written as the run happens.
     """
 
     def __init__(
@@ -51,7 +52,8 @@ class TraceServer:
         self.engine = engine
         speculates = engine.loop.drafter is not None
         self._recording = Recording(engine.limits.num_blocks, journal, speculates=speculates)
-        self._note_end = ended
+        self._tell_end = ended
+        self._untold = 0  # requests that have ended since `ended` was called
         self.ids = trace.token_ids
         self.trace = with_spans(trace, engine.limits.block_size)
         self._params = SamplingParams(temperature=temperature, ignore_eos=True)
@@ -65,25 +67,22 @@ class TraceServer:
         self._submitted_ns: dict[int, int] = {}
 
     def run(self) -> RecordedRun:
-        """Serves the whole trace; takes as long as it does. Raises what the engine raises."""
+        """Serves the whole trace; takes as long as it does. Raises what the engine raises, and leaves no
+        request of the trace behind then."""
         engine, loop, arrivals = self.engine, self.engine.loop, self._arrivals
-        recording = self._recording
         loop.restart()
         engine.settle()
-        loop.log = recording
-        engine.on_end = self._ended
-        try:
+        with observed(engine, self._recording, self._ended):
             while True:
                 self._take_in()
-                if loop.step():
+                worked = loop.step()
+                self._tell_ends()
+                if worked:
                     continue
                 if arrivals.next_ns == NEVER_NS:
                     break
                 time.sleep(min(max(arrivals.next_ns - loop.clock.now(), 0) / NS, _NAP_S))
-        finally:
-            loop.log = None
-            engine.on_end = None
-        return self._recorded(recording, loop.scheduler.events or [])
+        return self._recorded(self._recording, loop.scheduler.events or [])
 
     def _recorded(self, recording: Recording, events: list[Event]) -> RecordedRun:
         return recorded_run(self.trace, recording, self._sequences, self._submitted_ns, events, self._meta())
@@ -127,14 +126,26 @@ class TraceServer:
     def _ended(self, sequence: Sequence) -> None:
         self._arrivals.ended(sequence.request.index, self.engine.loop.clock.now())
         self._recording.ended(sequence)
-        if self._note_end is not None:
-            self._note_end()
+        self._untold += 1
+
+    def _tell_ends(self) -> None:
+        """Calls `ended` between steps: what it raises then leaves the loop's own work whole."""
+        if self._tell_end is None:
+            return
+        while self._untold:
+            self._untold -= 1
+            self._tell_end()
 
     def _meta(self) -> dict[str, Any]:
         """The contents of `meta.json`."""
-        meta = described(self.engine)
-        meta["config"]["temperature"] = self._params.temperature
-        return {"name": self.trace.name, **meta}
+        return {"name": self.trace.name, **run_meta(self.engine, self._params.temperature)}
+
+
+def run_meta(engine: Engine, temperature: float) -> dict[str, Any]:
+    """What `meta.json` holds of any trace that the engine serves at this temperature."""
+    meta = described(engine)
+    meta["config"]["temperature"] = temperature
+    return meta
 
 
 def with_spans(trace: Trace, block_size: int) -> Trace:

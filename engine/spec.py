@@ -59,7 +59,7 @@ class ModelSpec:
         return cls(
             facts,
             folder,
-            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            norm_eps=_norm_eps(config, str(folder / "config.json")),
             rope=_rope(config),
             eos_ids=_eos_ids(folder, config),
             mixtures=_mixtures(facts, config, str(folder / "config.json")),
@@ -107,6 +107,13 @@ def _mixtures(facts: ModelFacts, config: Mapping[str, Any], where: str) -> Mixtu
     return Mixtures(layers, normalised)
 
 
+def _norm_eps(config: Mapping[str, Any], where: str) -> float:
+    epsilon = config.get("rms_norm_eps", 1e-6)
+    if not isinstance(epsilon, int | float):
+        raise BadInput(f"{where}: rms_norm_eps is {epsilon!r}; it must be a number")
+    return float(epsilon)
+
+
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
     # Newer files have `rope_parameters`; older ones `rope_theta` beside `rope_scaling`.
     scaling = config.get("rope_parameters")
@@ -123,9 +130,13 @@ def _eos_ids(folder: Path, config: Mapping[str, Any]) -> frozenset[int]:
     ids = config.get("eos_token_id")
     if path.is_file():
         try:
-            ids = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id", ids)
+            generation = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise BadInput(f"{path}: not JSON ({error})") from None
+        if not isinstance(generation, dict):
+            raise BadInput(f"{path}: holds no object; give one, as transformers writes it, or leave it out")
+        if generation.get("eos_token_id") is not None:
+            ids = generation["eos_token_id"]
     if ids is None:
         return frozenset()
     return frozenset(ids if isinstance(ids, list) else [ids])

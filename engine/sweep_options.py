@@ -5,7 +5,8 @@ Both are recorded with synchronous scheduling, whose steps show the host's time.
 - "ngram": batches of every size decode texts of chance, in which nothing is found; then texts that quote
   their own prompts, so that all draft tokens are accepted and every step verifies as many as there may be.
 - "host": documents that take more room than the KV cache has. Asked for again, they come back from host
-  memory, few and many blocks at a time.
+  memory, few and many blocks at a time. From a host tier that is smaller than the cache nothing comes back:
+  what is seen then is stores.
 """
 
 from __future__ import annotations
@@ -19,20 +20,24 @@ _MOST_LONG = 64  # requests that have long contexts: their prompts would take mo
 _MISSED_STEPS, _FOUND_STEPS = 24, 12
 _LEAST_MATCH = 8  # tokens of an output before it is sure to be found in the prompt
 _LENGTHS = (0.02, 0.05, 0.1, 0.2)  # of documents, as shares of the cache
+_LONGEST = 0.2  # of a document, as a share of the room for all
 _TURNS = 3
 
 
 def option_segments(limits: Limits, drafts: int) -> list[Segment]:
-    """The segments for an engine of these limits that drafts so many tokens per request, 0 for none."""
+    """The segments for an engine of these limits that drafts so many tokens per request, 0 for none.
+
+    That of the host tier comes first.
+    """
     space = EngineCapacity.of(limits, [], [])
     made = []
-    if drafts:
-        script = Script("ngram-sync", space.max_len)
-        _ngrams(script, space, drafts)
-        made.append(Segment(script.name, 0, script.trace()))
     if limits.host is not None:
         script = Script("host-sync", space.max_len)
         _documents(script, space, limits.host.blocks * limits.host.factor * limits.block_size)
+        made.append(Segment(script.name, 0, script.trace()))
+    if drafts:
+        script = Script("ngram-sync", space.max_len)
+        _ngrams(script, space, drafts)
         made.append(Segment(script.name, 0, script.trace()))
     return made
 
@@ -62,9 +67,9 @@ def _batch(script: Script, n: int, length: int, output: int, *, quoting: bool) -
 
 def _documents(script: Script, space: EngineCapacity, host_tokens: int) -> None:
     """Documents that overflow the cache and fit the host, asked for in turn, alone and several at once."""
-    lengths = [max(2 * space.block, int(share * space.cache_tokens)) for share in _LENGTHS]
-    lengths = [min(length, space.max_len - 32) for length in lengths]
     room = min(0.9 * host_tokens, 1.5 * space.cache_tokens)
+    longest = min(space.max_len - 32, int(_LONGEST * room))
+    lengths = [min(max(2 * space.block, int(share * space.cache_tokens)), longest) for share in _LENGTHS]
     documents = list[Document]()
     while sum(document.tokens for document in documents) + lengths[len(documents) % 4] < room:
         documents.append(script.document(lengths[len(documents) % 4]))

@@ -93,11 +93,11 @@ def rehearsal(limits: Limits) -> Trace:
     documents = [script.document(min(n, space.max_len // 2, space.cache_tokens // 8)) for n in (500, 9000)]
     for n in (1, 7, 40, 200):
         texts = [script.document(20 + i).cut(20 + i) for i in range(min(n, max(1, space.seqs // 2)))]
-        decoding = min([script.add(prompt, 60) for prompt in texts])
+        decoding = [script.add(prompt, 60) for prompt in texts]
         script.follow(script.fresh(16, 2))
         for _ in range(12):
             script.group(_burst(script, space, documents, space.step_tokens // 4, on_context=0.5), output=1)
-        script.follow(decoding)
+        script.follow(decoding[0])
     return script.trace()
 
 
@@ -262,7 +262,10 @@ def _beside(
     documents: tuple[list[Document], list[Document]],
     most: list[int],
 ) -> int:
-    """`n` decoding requests, and beside them a burst for each of `most` tokens; returns the last to end."""
+    """`n` decoding requests, and beside them a burst for each of `most` tokens.
+
+    Returns the first of the `n`, all of which outlast the bursts.
+    """
     short, far = documents
     bursts = [_burst(script, space, [*short, *far], tokens, on_context=0.5) for tokens in most]
     outputs = script.random.integers(1, 5, len(bursts)).tolist()
@@ -276,11 +279,11 @@ def _beside(
         else script.document(64).cut(int(script.random.integers(16, 65)))
         for i in range(n)
     ]
-    longest = min([script.add(prompt, steps + 6) for prompt in texts])
+    decoding = [script.add(prompt, steps + 6) for prompt in texts]
     script.follow(script.fresh(16, 3))  # once this one has ended, the others decode
     for burst, output in zip(bursts, outputs, strict=True):
         script.group(burst, output)
-    return longest
+    return decoding[0]
 
 
 def _burst(

@@ -43,20 +43,24 @@ Places = dict[str, tuple[nn.Module, int, str]]
 def load(model: Decoder, folder: Path) -> None:
     """Fills `model` from every safetensors file in `folder`.
 
-    Errors: BadInput for no such file, a tensor of the wrong shape, and one that is missing.
+    Errors: BadInput for no such file, one that can't be read, a tensor of the wrong shape, and one that is
+    missing.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise BadInput(f"{folder}: holds no *.safetensors file; convert the weights, or use --random-weights")
     missing = _places(model)
     for path in files:
-        with safe_open(path, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (not a dict)
-                place = name + "_inv" if name.endswith(".weight_scale") else name
-                if place in missing:
-                    _fill(missing.pop(place), name, tensors.get_tensor(name), path)
+        try:
+            with safe_open(path, framework="pt") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 (not a dict)
+                    place = name + "_inv" if name.endswith(".weight_scale") else name
+                    if place in missing:
+                        _fill(missing.pop(place), name, tensors.get_tensor(name), path)
+        except SafetensorError as error:
+            raise BadInput(f"{path}: can't be read ({error}); get the file again") from None
     if missing:
         raise BadInput(f"{folder}: tensor {min(missing)} is in none of {len(files)} safetensors files")
 

@@ -20,7 +20,7 @@ p % block_size`. Modules:
     merge_pieces.py    adds up the pieces of a tile that was cut
     copy_blocks.py     copies blocks inside the pool, to the host and back
     widen_blocks.py    copies fp8 blocks in 16 bits, for prompts
-    fp8_linear.py      products with fp8 weights
+    fp8_linear.py      products with fp8 weights (fp8_group.py: how many inputs share a scale)
     mixture.py         a mixture of experts: routing.py, grouped_gemm.py and the weighted sum
     linear_hopper.py   products of few tokens on an H100 or H200 (linear_cuts.py: which, and how they are cut)
     cublas_lt.py       the library's products by an algorithm of the caller's choice

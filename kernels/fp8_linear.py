@@ -19,13 +19,11 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from pagecast.kernels.fp8_group import GROUP as GROUP
 from pagecast.kernels.launch import Launch, after_predecessor, next_power_of_2, require
 from pagecast.kernels.split_sum import store_sum, workspace
 from pagecast.kernels.tensor_map import matrix_map
 from torch import Tensor
-
-GROUP = 128
-"""Inputs that share a scale."""
 
 _GROUPS = 8
 _FEW_TOKENS = 64  # up to which the own kernel is faster than torch's, on an H200
@@ -83,6 +81,7 @@ def _sum_of_groups(
     tokens,
     first,
     last,
+    OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
     TILE: tl.constexpr,
@@ -96,14 +95,15 @@ def _sum_of_groups(
     row = token.to(tl.int64)
     at = x + row[:, None] * INPUTS + tl.arange(0, GROUP)[None, :]
     scale_row = output // SCALE_ROWS
-    if TILE > SCALE_ROWS:
-        scale_row = (output + tl.arange(0, TILE)) // SCALE_ROWS
+    if SCALE_ROWS % TILE:
+        # Outputs past the last are not stored: they may have any scale that is there.
+        scale_row = tl.minimum(output + tl.arange(0, TILE), OUTPUTS - 1) // SCALE_ROWS
     for group in tl.range(first, last, num_stages=STAGES):
         a = tl.load(at + group * GROUP, mask=live[:, None], other=0.0)
         product = tl.dot(weight.load([output, group * GROUP]), a.T)
         a_scale = tl.load(x_scales + row * GROUPS + group, mask=live, other=0.0)
         w_scale = tl.load(scales + scale_row * GROUPS + group)
-        if TILE > SCALE_ROWS:
+        if SCALE_ROWS % TILE:
             acc += product * a_scale[None, :] * w_scale[:, None]
         else:
             acc += product * (a_scale * w_scale)[None, :]
@@ -134,7 +134,7 @@ def _product(
     GROUPS: tl.constexpr = INPUTS // GROUP
     split = tl.program_id(0) % SPLITS
     tile = tl.program_id(0) // SPLITS
-    # Neighbours share tokens where these are few tiles, so that a weight is read once from memory.
+    # Neighbouring programs share a weight tile, so it is read from memory once.
     rounds = tl.cdiv(tokens, TOKENS)
     output = tile // rounds * TILE
     token = tile % rounds * TOKENS + tl.arange(0, TOKENS)
@@ -150,6 +150,7 @@ def _product(
         tokens,
         first,
         last,
+        OUTPUTS,
         INPUTS,
         SCALE_ROWS,
         TILE,
@@ -190,16 +191,17 @@ def quantise_activations(x: Tensor, *, by_group: bool = False) -> tuple[Tensor, 
 def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, *, cut: Fp8Cut | None = None) -> Tensor:
     """Dense x [tokens, inputs] times the transposed dense fp8 weight [outputs, inputs]: [tokens, outputs].
 
-    `scales`: fp32 [outputs / n, inputs / 128], each of n rows and 128 columns of the weight, for any n that
-    divides the outputs, and for n = 128. `cut`: in place of `cut_of`'s choice.
-    Safe inside CUDA graphs, on one stream. Errors: BadInput where shapes don't fit together.
+    `scales`: dense fp32 [outputs / n, inputs / 128], each of n rows and 128 columns of the weight. n is 128
+    where that makes as many rows, of which the last may stand for fewer outputs; else it is any number that
+    divides the outputs. `cut`: in place of `cut_of`'s choice.
+    Safe inside CUDA graphs, on one stream. Errors: BadInput where shapes, dtypes and strides don't fit.
     """
     if cut is None and x.shape[0] > _FEW_TOKENS and _library_takes(x, weight, scales):
+        _check(x, weight, scales)
         numbers, x_scales = quantise_activations(x, by_group=True)
         out = torch._scaled_mm(numbers, weight.t(), x_scales, scales.t(), out_dtype=x.dtype)
         return out[: x.shape[0]]
-    numbers, x_scales = quantise_activations(x)
-    return fp8_product(numbers, x_scales, weight, scales, x.dtype, cut=cut)
+    return _own_product(x, weight, scales, cut)
 
 
 @cache
@@ -222,55 +224,57 @@ def _library_takes(x: Tensor, weight: Tensor, scales: Tensor) -> bool:
     return blocks and x.dtype == torch.bfloat16 and _has_library(x.device)
 
 
-def fp8_product(
-    x: Tensor,
-    x_scales: Tensor,
-    weight: Tensor,
-    scales: Tensor,
-    dtype: torch.dtype,
-    *,
-    cut: Fp8Cut | None = None,
-) -> Tensor:
-    """`fp8_linear` of activations that are quantised already; the result is in `dtype`."""
-    (tokens, inputs), outputs = x.shape, weight.shape[0]
+def _own_product(x: Tensor, weight: Tensor, scales: Tensor, cut: Fp8Cut | None) -> Tensor:
+    """`fp8_linear` by the own kernel."""
+    tokens, inputs = x.shape
+    shape = weight.shape
+    outputs = shape[0]
     cut = cut or cut_of(tokens, outputs, inputs)
-    out = torch.empty(tokens, outputs, dtype=dtype, device=x.device)
-    if not tokens:
-        return out
-    key = ("product", x.device, dtype, weight.shape, scales.shape, cut)
+    # The key holds all that `_check` looks at, so that only what was checked finds a launch.
+    dense = weight.is_contiguous(), scales.is_contiguous()
+    key = ("product", x.device, x.dtype, inputs, shape, weight.dtype, scales.shape, scales.dtype, dense, cut)
     launch = _launches.get(key)
     if launch is None:
-        _check(x, x_scales, weight, scales)
-        launch = _launches[key] = product_launch(weight.shape, scales.shape, cut, x.device)
+        _check(x, weight, scales)
+        launch = _launches[key] = product_launch(shape, scales.shape, cut, x.device)
+    numbers, x_scales = quantise_activations(x)
+    out = torch.empty(tokens, outputs, dtype=x.dtype, device=x.device)
+    if not tokens:
+        return out
     tiles = -(-outputs // cut.outputs) * -(-tokens // cut.tokens)
     sums, arrivals = workspace(x.device, tiles, cut.splits, cut.outputs * cut.tokens)
     launch(
         tiles * cut.splits,
-        (x, x_scales, matrix_map(weight, cut.outputs, GROUP), scales, out, sums, arrivals),
+        (numbers, x_scales, matrix_map(weight, cut.outputs, GROUP), scales, out, sums, arrivals),
         tokens,
     )
     return out
 
 
 def scale_rows(outputs: int, rows: int) -> int:
-    """Outputs of a weight that share a scale, where the weight has so many rows of scales."""
-    return GROUP if -(-outputs // GROUP) == rows else outputs // rows
+    """Outputs of a weight that share a scale, where there are so many rows of scales; 0 for rows that don't
+    fit."""
+    if rows == -(-outputs // GROUP):
+        return GROUP
+    return outputs // rows if rows and outputs % rows == 0 else 0
 
 
-def _check(x: Tensor, x_scales: Tensor, weight: Tensor, scales: Tensor) -> None:
-    (tokens, inputs), (outputs, width) = x.shape, weight.shape
-    groups = inputs // GROUP
+def _check(x: Tensor, weight: Tensor, scales: Tensor) -> None:
+    """Leaves the strides of x to `quantise_activations`."""
+    inputs = x.shape[1]
     require(
-        width == inputs
+        weight.ndim == scales.ndim == 2
+        and weight.shape[1] == inputs
         and inputs % GROUP == 0
+        and weight.dtype == torch.float8_e4m3fn
         and weight.is_contiguous()
-        and weight.dtype == x.dtype == torch.float8_e4m3fn
-        and x_scales.shape == (tokens, groups)
-        and scales.shape[1] == groups
-        and scales.is_contiguous()
-        and -(-outputs // scale_rows(outputs, scales.shape[0])) == scales.shape[0],
+        and scales.shape[1] == inputs // GROUP
+        and scale_rows(weight.shape[0], scales.shape[0]) > 0
+        and scales.dtype == torch.float32
+        and scales.is_contiguous(),
         f"fp8_linear: x {tuple(x.shape)}, weight {tuple(weight.shape)} {weight.dtype} and scales "
-        f"{tuple(scales.shape)} don't fit; inputs must be a multiple of {GROUP}, with a scale each",
+        f"{tuple(scales.shape)} {scales.dtype} don't fit; give a multiple of {GROUP} inputs, a dense fp8 "
+        f"weight, and dense fp32 scales with a column for each {GROUP} inputs and a row for each n outputs",
     )
 
 

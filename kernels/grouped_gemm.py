@@ -235,11 +235,12 @@ def down(x: Tensor, weight: Tensor, routes: Routes, blocking: Blocking, fp8: Fp8
     out = torch.empty(x.shape[0], width, dtype=dtype, device=x.device)
     if not x.shape[0]:
         return out
-    rows = _scale_rows(weight, fp8)
-    key = ("down", x.device, x.dtype, dtype, weight.shape, routes.tile_rows, blocking, rows)
+    scale_rows = _scale_rows(weight, fp8)
+    key = ("down", x.device, x.dtype, dtype, weight.shape, routes.tile_rows, blocking, scale_rows)
     launch = _launches.get(key)
     if launch is None:
-        launch = _launches[key] = down_launch(weight.shape, routes.tile_rows, blocking, x.device, rows)
+        launch = down_launch(weight.shape, routes.tile_rows, blocking, x.device, scale_rows)
+        _launches[key] = launch
     programs = routes.tiles.shape[0] * -(-width // blocking.columns)
     matrix = matrix_map(weight, blocking.columns, blocking.depth)
     launch(programs, (x, row_scales, matrix, scales, routes.tiles, out))

@@ -193,9 +193,18 @@ def linear_hopper(x: Tensor, weight: Tensor, cut: LinearCut, *, gated: bool = Fa
 
     Returns [tokens, outputs] in x's dtype. `gated`: silu of the first half of the outputs times the second,
     [tokens, outputs / 2]. With `cut.splits` > 1: addends, fp32 [splits, tokens, outputs].
-    Safe inside CUDA graphs. Raises BadInput where shapes don't fit together.
+    Safe inside CUDA graphs. Raises BadInput where shapes, dtypes, strides and the cut don't fit each other.
     """
-    (tokens, inputs), outputs = x.shape, weight.shape[0]
+    tokens, inputs = x.shape
+    shape = weight.shape
+    # The key holds all that `_check` looks at, so that only what was checked finds a launch.
+    dense = x.is_contiguous(), weight.is_contiguous()
+    key = (x.device, x.dtype, inputs, shape, weight.dtype, dense, cut, gated)
+    launch = _launches.get(key)
+    if launch is None:
+        _check(x, weight, cut, gated)
+        launch = _launches[key] = linear_launch(shape, cut, gated, x.device)
+    outputs = shape[0]
     width = outputs // 2 if gated else outputs
     if cut.splits > 1:
         out = torch.empty(cut.splits, tokens, width, dtype=torch.float32, device=x.device)
@@ -203,20 +212,6 @@ def linear_hopper(x: Tensor, weight: Tensor, cut: LinearCut, *, gated: bool = Fa
         out = torch.empty(tokens, width, dtype=x.dtype, device=x.device)
     if not tokens:
         return out
-    key = (x.device, x.dtype, weight.shape, cut, gated)
-    launch = _launches.get(key)
-    if launch is None:
-        require(
-            weight.shape[1] == inputs
-            and cut.divides(outputs, inputs)
-            and x.dtype == weight.dtype
-            and x.is_contiguous()
-            and weight.is_contiguous()
-            and not (gated and cut.splits > 1),
-            f"linear_hopper: x {tuple(x.shape)} {x.dtype} and weight {tuple(weight.shape)} {weight.dtype} "
-            f"don't fit each other or {cut}",
-        )
-        launch = _launches[key] = linear_launch(weight.shape, cut, gated, x.device)
     programs = -(-tokens // (cut.tokens + cut.rest)) * (outputs // cut.outputs) * cut.splits
     rows = cut.outputs // 2 if gated else cut.outputs
     maps = (
@@ -226,6 +221,22 @@ def linear_hopper(x: Tensor, weight: Tensor, cut: LinearCut, *, gated: bool = Fa
     )
     launch(programs, (*maps, out), tokens)
     return out
+
+
+def _check(x: Tensor, weight: Tensor, cut: LinearCut, gated: bool) -> None:
+    require(
+        weight.ndim == 2
+        and weight.shape[1] == x.shape[1]
+        and cut.divides(weight.shape[0], weight.shape[1])
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and x.dtype == weight.dtype
+        and x.is_contiguous()
+        and weight.is_contiguous()
+        and not (gated and cut.splits > 1),
+        f"linear_hopper: x {tuple(x.shape)} {x.dtype} and weight {tuple(weight.shape)} {weight.dtype} "
+        f"don't fit each other or {cut}; both must be dense, of one 16-bit dtype and as many inputs, and a "
+        "gated product can't be split",
+    )
 
 
 def linear_launch(shape: tuple[int, ...], cut: LinearCut, gated: bool, device: torch.device) -> Launch:

@@ -19,7 +19,7 @@ PEER_BYTES = 8 << 20
 """What goes through peer memory at once, at most: larger messages go in pieces."""
 _MOST_PIECES = 16  # beyond, and with more than two GPUs beyond one piece, NCCL is as fast
 _TWO_SHOT_BYTES = 256 << 10  # with more than two GPUs, from here on
-_JOIN_S = 120
+_TIMEOUT_S = 600  # of joining and of every collective: others may still read weights
 _symmetric = False  # whether torch's symmetric memory was asked for in this process
 # The newer name of the two; the older one warns where both are there.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -35,7 +35,7 @@ def join(store: Any, rank: int, size: int, device: torch.device) -> Collectives:
     # Multicast over NVLink can take a host's GPUs down where it is not set up; nothing here needs it.
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
-    timeout = timedelta(seconds=_JOIN_S)
+    timeout = timedelta(seconds=_TIMEOUT_S)
     if device.type != "cuda":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
@@ -149,6 +149,8 @@ def _peer_memory(
     memory = ipc_memory(most, device, store, rank, size)
     if link.least(int(memory is not None)):
         return memory
+    if memory is not None:
+        memory.free()
     if not link.least(int(not _symmetric)):
         return None
     _symmetric = True

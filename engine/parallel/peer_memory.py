@@ -55,12 +55,20 @@ def ipc_memory(size: int, device: torch.device, store: Any, rank: int, ranks: in
     """`size` bytes on each GPU by CUDA IPC; None where this GPU or one of the others can't be reached."""
     name = "pagecast-ipc"
     own = ctypes.c_void_p()
+    opened: list[ctypes.c_void_p] = []
+
+    def free() -> None:
+        for address in opened:
+            runtime.cudaIpcCloseMemHandle(address)
+        if own:
+            runtime.cudaFree(own)
+
     handle = _Handle()
     try:
         runtime = _runtime()
         torch.cuda.synchronize(device)
-        _call(runtime.cudaMalloc, ctypes.byref(own), ctypes.c_size_t(size))
-        _call(runtime.cudaIpcGetMemHandle, ctypes.byref(handle), own)
+        _call(runtime, "cudaMalloc", ctypes.byref(own), ctypes.c_size_t(size))
+        _call(runtime, "cudaIpcGetMemHandle", ctypes.byref(handle), own)
         mine = bytes(handle)
     except (OSError, RuntimeError):
         mine = b""
@@ -68,6 +76,7 @@ def ipc_memory(size: int, device: torch.device, store: Any, rank: int, ranks: in
     store.set(f"{name}/{rank}", mine or b"-")
     handles = [store.get(f"{name}/{peer}") for peer in range(ranks)]
     if any(len(each) != _HANDLE_BYTES for each in handles):
+        free()
         return None
     addresses = []
     try:
@@ -76,18 +85,13 @@ def ipc_memory(size: int, device: torch.device, store: Any, rank: int, ranks: in
             if peer != rank:
                 address = ctypes.c_void_p()
                 flags = ctypes.c_uint(_LAZY_PEER_ACCESS)
-                opened = _Handle.from_buffer_copy(each)
-                _call(runtime.cudaIpcOpenMemHandle, ctypes.byref(address), opened, flags)
+                peer_handle = _Handle.from_buffer_copy(each)
+                _call(runtime, "cudaIpcOpenMemHandle", ctypes.byref(address), peer_handle, flags)
+                opened.append(address)
             addresses.append(int(address.value or 0))
     except RuntimeError:
+        free()
         return None
-
-    def free() -> None:
-        for peer, address in enumerate(addresses):
-            if peer != rank:
-                runtime.cudaIpcCloseMemHandle(ctypes.c_void_p(address))
-        runtime.cudaFree(own)
-
     tensor = torch.as_tensor(_Block(addresses[rank], size), device=device)
     return PeerMemory(tensor, addresses, free)
 
@@ -106,10 +110,11 @@ def symmetric_memory(size: int, device: torch.device) -> PeerMemory | None:
     return PeerMemory(memory, [int(address) for address in handle.buffer_ptrs], lambda: None)
 
 
-def _call(function: Any, *arguments: Any) -> None:
-    code = function(*arguments)
+def _call(runtime: Any, name: str, *arguments: Any) -> None:
+    code = getattr(runtime, name)(*arguments)
     if code:
-        raise RuntimeError(f"{function.__name__} failed with CUDA error {code}")
+        runtime.cudaGetLastError()  # or the next call of torch would raise this error
+        raise RuntimeError(f"{name} failed with CUDA error {code}")
 
 
 @cache

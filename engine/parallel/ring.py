@@ -48,7 +48,8 @@ class Ring:
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._bytes, numbers = capacity[0], capacity[1]
-        slot = -(-(16 + self._bytes + 4 * numbers) // 64) * 64 + 64
+        first = _whole_lines(16 + self._bytes)  # of a slot's numbers, behind the sizes and the text
+        slot = _whole_lines(first + 4 * numbers)
         size = _HEAD_BYTES + _SLOTS * slot
         os.ftruncate(fd, size)
         self._memory = mmap.mmap(fd, size)
@@ -57,7 +58,6 @@ class Ring:
         starts = [_HEAD_BYTES + i * slot for i in range(_SLOTS)]
         self._sizes = [np.frombuffer(self._memory, np.int64, 2, start) for start in starts]
         self._texts = [memoryview(self._memory)[start + 16 : start + 16 + self._bytes] for start in starts]
-        first = -(-(16 + self._bytes) // 64) * 64
         self._numbers = [np.frombuffer(self._memory, np.int32, numbers, start + first) for start in starts]
         self._reader = reader
         self._check = check
@@ -105,3 +105,8 @@ class Ring:
         """Keeps memory accesses before and after apart, on processors that would reorder them."""
         with self._fence:
             pass
+
+
+def _whole_lines(size: int) -> int:
+    """`size` bytes rounded up to whole cache lines."""
+    return -(-size // 64) * 64

@@ -32,7 +32,10 @@ from pagecast.engine.shard import Collectives, Shard
 from pagecast.sim.core.errors import BadInput, CannotRunHere, PagecastError
 
 JOINING, READY, FAILED, END = "joining", "ready", "failed", "end"
-_GRACE_S = 20.0  # after a failure: for the caller's thread to come back from the GPU
+# After a failure, for the caller's thread to come back: from the GPU, and from reading weights.
+_GRACE_S = 20.0
+_LOADING_GRACE_S = 600.0
+_LOOK_S = 0.5
 _END_S = 5.0
 
 
@@ -75,7 +78,8 @@ class Team:
         self._ring: Ring | None = None
         self._closing = False
         self._changed = threading.Condition()
-        self._entered = 0.0  # since when the caller's thread is where a dead worker could keep it
+        self._entered = 0.0  # monotonic time at which the caller entered `guarded`; 0: outside
+        self._grace_s = _GRACE_S
         self._workers: list[_Worker] = []
         self._threads: list[threading.Thread] = []
         try:
@@ -110,16 +114,25 @@ class Team:
             raise self.failure
 
     @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Around what waits for the workers: an error within becomes the reason why a worker failed.
+    def guarded(self, *, shared_step: bool = False, loading: bool = False) -> Iterator[None]:
+        """Context of what waits for the workers. An error raised inside ends the team, and is replaced by a
+        worker's failure if one turns up within 2 s.
 
-        Any other error ends the team, for the workers may wait in a step that this process has left.
+        `shared_step`: the workers take part in what is done inside. Then an interrupt ends the team too, for
+        they may wait in a step that this process has left. `loading`: weights are read inside, which may take
+        long after a worker has failed.
         """
+        self._grace_s = _LOADING_GRACE_S if loading else _GRACE_S
         self._entered = time.monotonic()
         try:
             yield
             self.check()
-        except (EngineFailed, KeyboardInterrupt):
+        except PagecastError as error:
+            self.fail(str(error), type(error))
+            raise
+        except KeyboardInterrupt:
+            if shared_step:
+                self.fail("interrupted in a step that the other GPUs take part in; make a new engine")
             raise
         except BaseException as error:
             self._await_failure()
@@ -220,8 +233,10 @@ class Team:
 
     def _end_if_stuck(self) -> None:
         """Ends the process where its thread does not come back from a GPU that waits for a dead one."""
-        time.sleep(_GRACE_S)
-        entered = self._entered
-        if entered and time.monotonic() - entered >= _GRACE_S and not self._closing:
-            print(f"pagecast: {self.failure}", file=sys.stderr, flush=True)
-            os._exit(EngineFailed.exit_code)
+        failed = time.monotonic()
+        while not self._closing:
+            time.sleep(_LOOK_S)
+            entered = self._entered
+            if entered and time.monotonic() - max(entered, failed) >= self._grace_s:
+                print(f"pagecast: {self.failure}", file=sys.stderr, flush=True)
+                os._exit(EngineFailed.exit_code)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pagecast.engine.params import SamplingParams
@@ -109,6 +110,48 @@ def test_what_can_never_fit_is_refused_and_the_rest_is_served(model_of: Any, eng
             engine.generate([prompt], SHORT)
     with pytest.raises(BadInput, match="no tokenizer"):
         engine.generate("some text", SHORT)
+    assert idle(engine)
+
+
+def test_one_bad_prompt_or_parameter_leaves_the_others_unqueued(model_of: Any, engine_of: Any) -> None:
+    engine = engine_of(model_of("qwen2").folder)
+    bad_params = SamplingParams(max_tokens=8, top_p=2.0)
+    for prompts, params in (([[1, 2], []], SHORT), ([[1, 2], [3]], [SHORT, bad_params])):
+        with pytest.raises(BadInput):
+            engine.generate(prompts, params)
+        assert idle(engine)
+
+
+@pytest.mark.parametrize("prompt", [[1 << 31], [1 << 70], [1.5], ["a"]])
+def test_ids_that_are_no_token_ids_are_refused(prompt: list[Any], model_of: Any, engine_of: Any) -> None:
+    engine = engine_of(model_of("qwen2").folder)
+    with pytest.raises(BadInput, match="token ids"):
+        engine.generate([prompt], SHORT)
+    with pytest.raises(BadInput, match="token ids outside"):
+        engine.encode(np.array([(1 << 32) + 5]))
+
+
+def test_parameters_of_any_size_are_served(model_of: Any, engine_of: Any) -> None:
+    engine = engine_of(model_of("qwen2").folder)
+    wide = SamplingParams(max_tokens=4, temperature=0.7, top_k=1 << 40, seed=3)
+    every = SamplingParams(max_tokens=4, temperature=0.7, seed=3)
+    assert ids(engine.generate([[1, 2]], wide)) == ids(engine.generate([[1, 2]], every))
+    hot = SamplingParams(max_tokens=4, temperature=1e300, top_k=2)
+    long = SamplingParams(max_tokens=10**13)
+    served, refused = engine.generate([[1, 2], [1, 2]], [hot, long])
+    assert served.outputs[0].finish_reason == "length"
+    assert refused.outputs[0].finish_reason == "rejected"
+
+
+def test_a_stream_is_one_text_and_ends_with_the_engine(model_with_text: Any, engine_of: Any) -> None:
+    engine = engine_of(model_with_text.folder)
+    with pytest.raises(BadInput, match="n is 2"):
+        list(engine.stream("some text", SamplingParams(max_tokens=4, n=2)))
+    assert idle(engine)
+    pieces = engine.stream("some text", SamplingParams(max_tokens=50, ignore_eos=True))
+    next(pieces)
+    engine.close()
+    assert len(list(pieces)) < 50
 
 
 def test_an_interrupt_leaves_nothing_running(model_of: Any, engine_of: Any) -> None:
@@ -128,3 +171,26 @@ def test_an_interrupt_leaves_nothing_running(model_of: Any, engine_of: Any) -> N
     engine.close()
     with pytest.raises(BadInput, match="closed"):
         engine.generate(PROMPTS, SHORT)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_step_that_was_cut_short_leaves_an_engine_that_serves(
+    depth: int, error: type[BaseException], model_of: Any, engine_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(model_of("qwen2").folder, pipeline_depth=depth)
+    execute = engine.loop.runner.execute
+    steps = iter(range(3))
+
+    def failing(batch: Any) -> Any:
+        if next(steps, None) is None:
+            raise error
+        return execute(batch)
+
+    monkeypatch.setattr(engine.loop.runner, "execute", failing)
+    with pytest.raises(error):
+        engine.generate(PROMPTS, SHORT)
+    assert idle(engine)
+    monkeypatch.undo()
+    clean = engine_of(model_of("qwen2").folder).generate(PROMPTS, SHORT)
+    assert ids(engine.generate(PROMPTS, SHORT)) == ids(clean)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pagecast.engine.fp8_weights import Fp8Weights, fp8_weights
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.serve import TraceServer
 from pagecast.kernels import reference
@@ -180,6 +181,8 @@ def test_fp8_experts_compute_with_the_numbers_they_hold(
     [
         ({"weight_block_size": [64, 64]}, "blocks of 128 x 128"),
         ({"modules_to_not_convert": ["model.layers.0.mlp.down_proj"]}, "all projections or none"),
+        ({"modules_to_not_convert": ["model.layers.0.mlp.gate_proj"]}, "all projections or none"),
+        ({"ignore": [r"re:.*mlp\.gate_proj$"]}, "all projections or none"),
         ({"quant_method": "awq"}, "int4"),
     ],
 )
@@ -193,6 +196,25 @@ def test_other_quantisations_are_refused(
     path.write_text(json.dumps(config))
     with pytest.raises(BadInput, match=message):
         engine_of(tmp_path / "fp8")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "lm_head",
+        "model.embed_tokens",
+        "model.layers.3.mlp.gate",
+        r"re:.*mlp\.gate$",
+        "re:.*lm_head",
+        "model.layers.0.mlp.router",
+        "model.norm",
+        "model.layers.0.input_layernorm",
+        "model.layers.0.self_attn.q_norm",
+    ],
+)
+def test_modules_that_are_never_quantised_may_be_named(module: str) -> None:
+    scheme = {"quant_method": "fp8", "modules_to_not_convert": [module]}
+    assert fp8_weights(scheme, "config.json") == Fp8Weights()
 
 
 def test_fp8_kv_rounds_the_cache_and_nothing_else(model_of: Any, engine_of: Any, watched: Any) -> None:

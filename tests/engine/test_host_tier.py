@@ -11,6 +11,7 @@ import pytest
 import torch
 from pagecast.engine.described import described
 from pagecast.engine.host_tier import HostOrders, HostTier, host_places
+from pagecast.engine.options import Options
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.recording import event_line
 from pagecast.engine.serve import TraceServer
@@ -228,6 +229,23 @@ def test_a_host_tier_too_small_for_a_block_is_refused() -> None:
     assert host_places(1, 2**20) == 1024
     with pytest.raises(BadInput, match="give more"):
         host_places(0.0001, 2**20)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kv_offloading_block_size": 32}, "kv_offloading_block_size is for a host tier; give"),
+        ({"offload_prompt_only": False}, "offload_prompt_only is for a host tier; give"),
+        ({"kv_offloading_size": 1.0, "kv_offloading_block_size": 24}, "24 is no multiple of block_size 16"),
+        ({"kv_offloading_size": 1.0, "kv_offloading_eviction_policy": "mru"}, "'mru' is not known"),
+        ({"max_model_len": 0}, "max_model_len is 0; it must be at least 1"),
+    ],
+)
+def test_options_that_can_not_work_are_refused_before_anything_is_loaded(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BadInput, match=message):
+        Options(**options).check()
 
 
 def test_a_run_that_is_cut_short_keeps_its_drafts_and_transfers(

@@ -158,6 +158,39 @@ def test_what_cannot_be_run_is_named(
         engine_of(tmp_path)
 
 
+@pytest.mark.parametrize("kind", ["linear", "yarn", "llama3"])
+def test_positions_beyond_a_scaled_context_are_refused(kind: str, model_of: Any, engine_of: Any) -> None:
+    rope = {"rope_type": kind, "rope_theta": 10000.0, **SCALINGS[kind]}
+    model = model_of("llama", rope_parameters=rope, max_position_embeddings=96)
+    most = {"linear": 384, "yarn": 256, "llama3": 96}[kind]
+    assert engine_of(model.folder, max_model_len=most).limits.max_model_len == most
+    with pytest.raises(BadInput, match=f"knows positions up to {most}"):
+        engine_of(model.folder, max_model_len=most + 1)
+
+
+def test_files_that_cannot_be_read_are_named(model_of: Any, engine_of: Any, tmp_path: Path) -> None:
+    folder = model_of("llama").folder
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    generation = tmp_path / "generation_config.json"
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": 7}))
+    generation.write_text('{"eos_token_id": null}')
+    assert ModelSpec.find(str(tmp_path)).eos_ids == {7}
+    generation.write_text("[]")
+    with pytest.raises(BadInput, match=r"generation_config.json: holds no object"):
+        ModelSpec.find(str(tmp_path))
+    generation.unlink()
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rms_norm_eps": None}))
+    with pytest.raises(BadInput, match="rms_norm_eps is None; it must be a number"):
+        ModelSpec.find(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:500])
+    with pytest.raises(BadInput, match=r"model.safetensors: can't be read"):
+        engine_of(tmp_path)
+
+
 def test_random_weights_need_no_file(model_of: Any, engine_of: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((model_of("llama").folder / "config.json").read_bytes())
     with pytest.raises(BadInput, match="--random-weights"):

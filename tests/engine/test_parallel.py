@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from pagecast.engine.options import Options
+from pagecast.engine.parallel import peer_memory
 from pagecast.engine.parallel.ring import Ring, shared_file
 from pagecast.engine.parallel.team import EngineFailed
 from pagecast.engine.params import SamplingParams
@@ -114,6 +116,90 @@ def test_a_worker_that_is_killed_ends_the_engine_with_a_reason(model_of: Any, en
     assert time.monotonic() - begun < 15
     with pytest.raises(BadInput, match="closed"):
         engine.generate(PROMPTS)
+
+
+def test_an_interrupt_in_a_step_ends_the_engine_of_two(
+    model_of: Any, engine_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(model_of("qwen3").folder, tensor_parallel_size=2)
+    (worker,) = engine._team._workers
+
+    def interrupted(batch: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine.loop.runner, "execute", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(PROMPTS)
+    assert worker.process.returncode is not None
+    with pytest.raises(BadInput, match="the engine is closed; make a new one"):
+        engine.generate(PROMPTS)
+
+
+def test_a_second_engine_of_two_is_refused_for_what_it_is(model_of: Any, engine_of: Any) -> None:
+    engine = engine_of(model_of("qwen3").folder, tensor_parallel_size=2)
+    with pytest.raises(
+        CannotRunHere, match=r"^this process has a torch\.distributed group already"
+    ) as caught:
+        engine_of(model_of("qwen3").folder, tensor_parallel_size=2)
+    assert not isinstance(caught.value, EngineFailed)
+    assert len(tokens(engine)) == len(PROMPTS)
+
+
+class FakeRuntime:
+    """A CUDA runtime that notes what is held; the call named `failing` fails."""
+
+    def __init__(self, failing: str) -> None:
+        self.failing = failing
+        self.held: set[int] = set()
+        self.errors = 0
+
+    def _give(self, name: str, pointer: Any, address: int) -> int:
+        if name == self.failing:
+            self.errors += 1
+            return 1
+        pointer._obj.value = address
+        self.held.add(address)
+        return 0
+
+    def cudaMalloc(self, pointer: Any, size: Any) -> int:
+        return self._give("cudaMalloc", pointer, 100)
+
+    def cudaIpcGetMemHandle(self, handle: Any, address: Any) -> int:
+        if self.failing == "cudaIpcGetMemHandle":
+            self.errors += 1
+            return 1
+        return 0
+
+    def cudaIpcOpenMemHandle(self, pointer: Any, handle: Any, flags: Any) -> int:
+        return self._give("cudaIpcOpenMemHandle", pointer, 200)
+
+    def cudaIpcCloseMemHandle(self, address: Any) -> int:
+        self.held.remove(address.value)
+        return 0
+
+    cudaFree = cudaIpcCloseMemHandle
+
+    def cudaGetLastError(self) -> int:
+        self.errors -= 1
+        return 0
+
+
+@pytest.mark.parametrize("failing", ["cudaMalloc", "cudaIpcGetMemHandle", "cudaIpcOpenMemHandle", "peer"])
+def test_peer_memory_that_is_not_to_be_had_leaves_nothing_behind(
+    failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = FakeRuntime(failing)
+    monkeypatch.setattr(peer_memory, "_runtime", lambda: runtime)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
+    told: dict[str, bytes] = {"pagecast-ipc/1": b"-" if failing == "peer" else bytes(64)}
+
+    class Store:
+        set = staticmethod(told.__setitem__)
+        get = staticmethod(told.__getitem__)
+
+    assert peer_memory.ipc_memory(1 << 20, torch.device("cuda"), Store(), 0, 2) is None
+    assert not runtime.held
+    assert not runtime.errors, "the next call of torch would raise what is left"
 
 
 def test_workers_end_with_the_engine(model_of: Any, engine_of: Any) -> None:

@@ -105,6 +105,14 @@ def test_a_trace_is_answered_as_without_speculation(model_of: Any, engine_of: An
     [
         ({"speculative_config": "eagle:3"}, "method ngram, not eagle"),
         ({"speculative_config": "ngram:3:0.7"}, "acceptance is measured by the engine"),
+        (
+            {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 3, "match_rate": 0.5}'},
+            "match_rate is measured by the engine",
+        ),
+        (
+            {"speculative_config": '{"method": "ngram", "num_speculative_tokens": 3, "model": "x"}'},
+            "model is for draft models; leave it out",
+        ),
         ({"speculative_config": "ngram"}, "METHOD:DRAFTS"),
         ({"speculative_config": NGRAM.replace('max": 3', 'max": 3, "x": 1')}, "x"),
         ({"speculative_config": NGRAM.replace('min": 1', 'min": 4')}, "prompt_lookup_min"),

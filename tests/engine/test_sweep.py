@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pagecast.engine.sweep_traces import segments
+from pagecast.engine import sweep_record
+from pagecast.engine.parallel.team import EngineFailed
+from pagecast.engine.params import SamplingParams
+from pagecast.engine.serve import TraceServer
+from pagecast.engine.sweep_options import option_segments
+from pagecast.engine.sweep_record import record_sweep
+from pagecast.engine.sweep_script import Script
+from pagecast.engine.sweep_traces import Segment, segments
 from pagecast.planner_app.cli import run
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.tier_spec import HostTierSpec
 from pagecast.sim.costs.calibration.file import Calibration
 from pagecast.sim.fitting.sweep import load_sweep
 from pagecast.sim.replay import replay
@@ -187,3 +197,160 @@ def test_n_grams_and_a_host_tier_are_recorded_beside_the_sweep(
     for recorded in (tier, drafts):
         report = compare_decisions(recorded)
         assert report.ok, report.first_mismatch
+
+
+# ---- short sweeps, whose engine the test sees
+
+
+def short_segment(name: str, depth: int) -> Segment:
+    """Eight requests, of which some end with the same step."""
+    script = Script(name, 128)
+    script.group([script.document(20).cut(20) for _ in range(7)], output=3)
+    script.fresh(20, 3)
+    return Segment(name, depth, script.trace())
+
+
+@pytest.fixture
+def short_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two short segments in place of the sweep, and one in place of the rehearsal."""
+    both = [short_segment("first-sync", 0), short_segment("second-async", 1)]
+    monkeypatch.setattr(sweep_record, "segments", lambda *_: both)
+    monkeypatch.setattr(sweep_record, "rehearsal", lambda _: short_segment("rehearsal", 0).trace)
+
+
+@pytest.fixture
+def recorder(model_of: Any, engine_of: Any) -> Callable[..., Any]:
+    """Makes engines that can record."""
+
+    def make(**options: Any) -> Any:
+        return engine_of(model_of("qwen2").folder, log_events=True, max_model_len=128, **options)
+
+    return make
+
+
+def serves(engine: Any) -> bool:
+    """Whether an engine has nothing left to do and serves a prompt."""
+    if engine.loop.busy:
+        return False
+    (completion,) = engine.generate([[1, 2, 3]], SamplingParams(max_tokens=3))
+    return completion.outputs[0].finish_reason == "length"
+
+
+@pytest.mark.usefixtures("short_sweep")
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ({"kv_cache_dtype": "fp8"}, {}, "config.kv_cache_dtype 'fp8', not None"),
+        ({}, {"kv_cache_dtype": "fp8"}, "config.kv_cache_dtype None, not 'fp8'"),
+    ],
+)
+def test_a_sweep_does_not_go_on_with_an_option_more_or_less(
+    before: dict[str, Any], after: dict[str, Any], words: str, recorder: Callable[..., Any], tmp_path: Path
+) -> None:
+    first, second = record_sweep(recorder(**before), tmp_path)
+    shutil.rmtree(second)
+    with pytest.raises(BadInput, match=words):
+        record_sweep(recorder(**after), tmp_path)
+    assert not second.exists()
+    assert record_sweep(recorder(**before), tmp_path) == [first, second]
+
+
+@pytest.mark.usefixtures("short_sweep")
+def test_a_sweep_that_is_interrupted_leaves_the_engine_as_it_was(
+    recorder: Callable[..., Any], tmp_path: Path
+) -> None:
+    engine, calls = recorder(pipeline_depth=1), iter(range(5))
+
+    def interrupt(done: int, total: int) -> None:
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        record_sweep(engine, tmp_path, interrupt)
+    assert engine.limits.pipeline_depth == engine.loop.scheduler.limits.pipeline_depth == 1
+    assert serves(engine)
+    assert all((path / "meta.json").is_file() for path in record_sweep(engine, tmp_path))
+
+
+@pytest.mark.usefixtures("short_sweep")
+def test_an_engine_that_fails_for_good_is_closed_and_its_error_seen(
+    recorder: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, steps = recorder(), iter(range(12))
+    step = engine.loop.step
+
+    def fail() -> bool:
+        if next(steps, None) is None:
+            raise EngineFailed("a GPU is gone")
+        return bool(step())
+
+    def fail_again() -> None:
+        raise EngineFailed("the GPU is still gone")
+
+    monkeypatch.setattr(engine.loop, "step", fail)
+    monkeypatch.setattr(engine.loop, "drain", fail_again)
+    with pytest.raises(EngineFailed, match="a GPU is gone"):
+        record_sweep(engine, tmp_path)
+    with pytest.raises(BadInput, match="closed"):
+        engine.generate([[1]])
+
+
+def test_an_error_while_a_trace_is_served_leaves_no_request_behind(recorder: Callable[..., Any]) -> None:
+    engine, trace = recorder(), short_segment("all", 0).trace
+    ends = []
+
+    def fail() -> None:
+        ends.append(engine.loop.clock.now())
+        if len(ends) == 2:
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="disk is full"):
+        TraceServer(engine, trace, ended=fail).run()
+    assert len(ends) == 2
+    assert len(TraceServer(engine, trace).run().requests) == len(trace)
+    assert serves(engine)
+
+
+@pytest.mark.usefixtures("short_sweep")
+def test_what_lies_in_a_segments_place_is_left_alone_and_found_at_once(
+    recorder: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = recorder()
+    monkeypatch.setattr(engine.loop, "step", lambda: pytest.fail("something was served in vain"))
+    other = tmp_path / "01-second-async" / "notes.txt"
+    other.parent.mkdir()
+    other.write_text("precious")
+    with pytest.raises(BadInput, match="01-second-async: is in the place of a segment"):
+        record_sweep(engine, tmp_path)
+    assert other.read_text() == "precious"
+
+
+def test_segments_with_options_have_numbers_of_their_own(
+    recorder: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(limits: Limits, drafts: int) -> list[Segment]:
+        return [short_segment(part.name, 0) for part in option_segments(limits, drafts)]
+
+    monkeypatch.setattr(sweep_record, "option_segments", short)
+    monkeypatch.setattr(sweep_record, "rehearsal", lambda _: short_segment("rehearsal", 0).trace)
+    host, drafts = {"kv_offloading_size": 0.002, "pipeline_depth": 0}, {"speculative_config": "ngram:2"}
+    for number, options in enumerate((host, drafts, {**host, **drafts})):
+        folder = tmp_path / str(number)
+        paths = record_sweep(recorder(**options), folder)
+        names = {"20-host-sync": host, "21-ngram-sync": drafts}
+        assert [path.name for path in paths] == [
+            name for name, used in names.items() if used.items() <= options.items()
+        ]
+
+
+@pytest.mark.parametrize("blocks", [40, 400, 1000, 20_000])
+def test_a_small_host_tier_gets_documents_that_it_has_room_for(blocks: int) -> None:
+    limits = Limits(60_000, 16, max_model_len=40_960, host=HostTierSpec(blocks))
+    (part,) = option_segments(limits, 0)
+    spans = part.trace.spans
+    assert spans is not None
+    first = [spans.row(row)[0] for row in range(len(part.trace))]
+    documents = {content: length for content, _, length in first}
+    assert len(documents) >= 4
+    assert 0.5 * 16 * blocks < sum(documents.values()) < 16 * blocks
+    assert (part.trace.requests["input_tokens"] > 16).all()

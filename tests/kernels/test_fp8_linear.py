@@ -1,9 +1,11 @@
 """Products with fp8 weights equal float64 products of the numbers that fp8 and its scales stand for."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+from pagecast.kernels import fp8_linear as module
 from pagecast.kernels import reference
 from pagecast.kernels.fp8_linear import GROUP, Fp8Cut, fp8_linear, quantise_activations, scale_rows
 from pagecast.sim.core.errors import BadInput
@@ -37,6 +39,9 @@ def some(tokens: int, outputs: int, inputs: int, rows: int, device: str) -> tupl
         (33, 256, 512, 128, Fp8Cut(128, 32, 3, 3, 4)),
         (20, 300, 256, 128, Fp8Cut(64, 16, 1, 3, 4)),  # the last block of outputs is not whole
         (7, 192, 256, 1, Fp8Cut(64, 16, 2, 3, 4)),  # a scale per channel
+        (5, 384, 256, 192, None),  # a tile has outputs of two scales
+        (4, 512, 256, 256, None),
+        (6, 576, 256, 64, None),  # the last tile is not whole, and has outputs of many scales
         (3, 128, 256, 128, None),
     ],
 )
@@ -60,12 +65,65 @@ def test_activations_are_rounded_to_the_nearest_fp8_number(device: str) -> None:
     assert share > (0.999 if device == "cuda" else 0.97)
 
 
-def test_what_does_not_fit_is_refused(device: str) -> None:
-    x, weight, scales = some(2, 128, 256, 128, device)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="reads are seen in the interpreter alone")
+@pytest.mark.parametrize(("outputs", "rows"), [(576, 64), (192, 1), (384, 192)])
+def test_no_scale_past_the_last_is_read(
+    outputs: int, rows: int, error: Error, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton.runtime import interpreter
+
+    x, weight, scales = some(6, outputs, 256, rows, "cpu")
+    held = torch.full((2 * scales.numel(),), 1e30)
+    held[: scales.numel()] = scales.flatten()
+    scales, past = held[: scales.numel()].view(scales.shape), held[scales.numel() :]
+    first, last = past.data_ptr(), past.data_ptr() + past.nbytes
+    read = list[int]()
+    interpreted = interpreter._interpreter
+
+    class Watched:
+        """Triton's interpreter; notes the addresses that are read past the scales."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(interpreted, name)
+
+        def load(self, addresses: Any, mask: Any, other: Any, dtype: Any) -> Any:
+            read.extend(int(at) for at in addresses[mask].flat if first <= at < last)
+            return interpreted.load(addresses, mask, other, dtype)
+
+    monkeypatch.setattr(interpreter, "_interpreter", Watched())
+    out = fp8_linear(x, weight, scales)
+    assert not read
+    assert error(out, product(x, weight, scales)) < 1e-3
+
+
+def transposed(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers in the same shape, but not dense."""
+    return tensor.t().contiguous().t()
+
+
+@pytest.mark.parametrize("launched", [False, True])
+def test_what_does_not_fit_is_refused(launched: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_launches", {})
+    x, weight, scales = some(2, 256, 256, 128, device)
+    if launched:
+        fp8_linear(x, weight, scales)
     with pytest.raises(BadInput, match="multiple of 128"):
         fp8_linear(x[:, :200].contiguous(), weight, scales)
-    with pytest.raises(BadInput, match="don't fit"):
-        fp8_linear(x, weight, scales[:, :1].contiguous())
+    for others in (
+        (x[:, :128].contiguous(), weight, scales),
+        (x, transposed(weight), scales),
+        (x, weight.half(), scales),
+        (x, weight, transposed(scales)),
+        (x, weight, scales.half()),
+        (x, weight, scales[:, :1].contiguous()),
+        (x, weight, scales.repeat(300, 1)),
+        (x, weight, scales[:0]),
+        (x, weight, scales.repeat(2, 1)[:3]),
+    ):
+        with pytest.raises(BadInput, match="don't fit"):
+            fp8_linear(*others)
+    with pytest.raises(BadInput, match="dense rows"):
+        fp8_linear(transposed(x), weight, scales)
 
 
 @pytest.mark.gpu

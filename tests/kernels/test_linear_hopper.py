@@ -5,8 +5,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from pagecast.kernels import linear_cuts
+from pagecast.kernels import linear_hopper as module
 from pagecast.kernels.linear_cuts import Kind, LinearCut, cut_of
 from pagecast.kernels.linear_hopper import linear_hopper
+from pagecast.sim.core.errors import BadInput
 
 Error = Callable[[torch.Tensor, torch.Tensor], float]
 SHARED_BYTES = 227 * 1024
@@ -37,6 +39,33 @@ def test_a_ladder_rises() -> None:
 def test_the_cpu_s_products_are_the_library_s() -> None:
     x, weight = torch.empty(8, 1024).bfloat16(), torch.empty(4096, 1024).bfloat16()
     assert cut_of("plain", x, weight) is None
+
+
+def test_what_does_not_fit_is_refused_before_and_after_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is launched here: a launch that stands for the kernel counts calls."""
+    cut, launched = LinearCut(64, 16, 0, 1, 6), list[int]()
+    monkeypatch.setattr(module, "_launches", {})
+    monkeypatch.setattr(module, "linear_launch", lambda *_: lambda programs, *_: launched.append(programs))
+    x, weight = torch.empty(8, 256).bfloat16(), torch.empty(128, 256).bfloat16()
+    wide = torch.empty(128, 512).bfloat16()
+    refused = (
+        (x[:, :128].contiguous(), weight, cut),
+        (x.half(), weight, cut),
+        (x, weight.half(), cut),
+        (x.float(), weight.float(), cut),
+        (torch.empty(8, 512).bfloat16()[:, :256], weight, cut),
+        (x, wide[:, :256], cut),
+        (x, weight[:100], cut),
+        (x, weight, LinearCut(64, 16, 0, 3, 6)),
+    )
+    for _ in range(2):
+        for arguments in refused:
+            with pytest.raises(BadInput, match="don't fit"):
+                linear_hopper(*arguments)
+        with pytest.raises(BadInput, match="gated product can't be split"):
+            linear_hopper(x, weight, LinearCut(64, 16, 0, 2, 6), gated=True)
+        assert linear_hopper(x, weight, cut).shape == (8, 128)
+    assert launched == [2, 2]
 
 
 def some(tokens: int, outputs: int, inputs: int) -> tuple[torch.Tensor, torch.Tensor]:
