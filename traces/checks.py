@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.content import own_prompt
+from pagecast.sim.core.retention import Retention
 from pagecast.traces.schema import SECONDS, Ints, Spans, Trace
+from pagecast.traces.texts import draft_numbers, multimodal_items
 
 MAX_TOKENS = 1 << 40
+MAX_SAMPLES = 16_384  # of one request: each is a request of its own
 MAX_SECONDS = 1e11
 _FIRST_PRIVATE = own_prompt(0)
 
@@ -53,12 +57,15 @@ def find_problem(trace: Trace) -> Problem | None:
         or _range(trace, "output_tokens", 1, MAX_TOKENS)
         or _range(trace, "output_content", -1)
         or _range(trace, "output_offset", 0)
+        or _range(trace, "n", 1, MAX_SAMPLES)
         or _range(trace, "public_tokens", 0)
+        or _public_tokens(trace)
         or _range(trace, "retry", 0, 1)
         or _links(trace)
         or _seconds(trace)
         or (None if trace.spans is None else _spans(trace, trace.spans))
         or _token_ids(trace)
+        or _texts(trace)
     )
 
 
@@ -75,6 +82,15 @@ def _range(trace: Trace, field: str, least: int, most: int = 1 << 62) -> Problem
     value = values[bad[0]]
     wrong = f"less than {least}" if value < least else f"more than {most:,}"
     return Problem(int(bad[0]), field, f"{value} is {wrong}; correct or remove the row")
+
+
+def _public_tokens(trace: Trace) -> Problem | None:
+    public, prompt = trace.integers("public_tokens"), trace.integers("input_tokens")
+    beyond = public > prompt
+    row = int(np.argmax(beyond))
+    return _first(
+        beyond, "public_tokens", f"{public[row]} are more than the prompt's {prompt[row]}; correct the row"
+    )
 
 
 def _links(trace: Trace) -> Problem | None:
@@ -133,3 +149,37 @@ def _token_ids(trace: Trace) -> Problem | None:
     if not lengths[row]:
         text = "missing; give the token ids of every prompt or of none"
     return _first(lengths != tokens, "token_ids", text)
+
+
+_FORMS: dict[str, Callable[[str], object]] = {
+    "retention": Retention.parse,
+    "drafts": draft_numbers,
+    "accepted_drafts": draft_numbers,
+}
+
+
+def _texts(trace: Trace) -> Problem | None:
+    """The first text that has not the form of its column."""
+    for field, parse in _FORMS.items():
+        if field in trace.requests:
+            texts = trace.requests[field]
+            for text in texts.dropna().unique().tolist():
+                if problem := _refusal(parse, text):
+                    return Problem(int((texts == text).fillna(False).to_numpy(bool).argmax()), field, problem)
+    if "multimodal" in trace.requests:
+        texts, tokens = trace.requests["multimodal"], trace.integers("input_tokens")
+        for row in np.flatnonzero(texts.notna()).tolist():
+            if problem := _refusal(multimodal_items, texts.iloc[row], int(tokens[row])):
+                return Problem(row, "multimodal", problem)
+    return None
+
+
+def _refusal(parse: Callable[..., object], *values: Any) -> str:
+    """Why `parse` refuses these values; empty where it takes them."""
+    try:
+        parse(*values)
+    except BadInput as error:
+        return str(error)
+    except (OverflowError, ValueError):
+        return "holds a number beyond 64 bits; correct or remove it"
+    return ""

@@ -15,6 +15,7 @@ from pagecast.traces.arrivals import MAX_ARRIVALS, ArrivalProcess
 from pagecast.traces.lengths import Law, tokens
 from pagecast.traces.operations import select, sort
 from pagecast.traces.schema import Floats, Ints, Spans, Trace, starts, table
+from pagecast.traces.seeds import checked_seed
 
 
 def requests(
@@ -33,7 +34,7 @@ def requests(
     Lengths follow the laws given, or both together those of requests drawn from the trace `like`. Raises
     BadInput where nothing arrives, or neither laws nor a trace are given.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(checked_seed(seed))
     times = arrivals.times_s(rng, count=count, duration_s=duration_s)
     _need(times, arrivals, duration_s)
     if like is not None:
@@ -80,9 +81,10 @@ def conversations(
     """Plays `sessions` conversations, or those that start within `duration_s` seconds; `count` turns at most.
 
     Text k below the number of system prompts is the k-th of them; each session's words and answers are
-    one more text, in the order they are said, so that answers are quoted by later turns.
+    one more text, in the order they are said, so that answers are quoted by later turns. Raises BadInput
+    for a system prompt of a negative length, and where nothing arrives or no turn fits.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(checked_seed(seed))
     begin = shape.starts.times_s(rng, count=sessions, duration_s=duration_s)
     _need(begin, shape.starts, duration_s)
     system, system_tokens = _pick_systems(shape, len(begin), rng)
@@ -131,6 +133,8 @@ def _say(shape: Conversations, first: Ints, turns: Ints, rng: np.random.Generato
 
 def _pick_systems(shape: Conversations, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """For each session the number of its system prompt and its length (0, 0 where there are none)."""
+    if min(shape.system_prompts, default=0) < 0:
+        raise BadInput(f"system_prompt is {min(shape.system_prompts)}; it must be at least 0 tokens")
     if not shape.system_prompts:
         return np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     weights = 1 / np.arange(1, len(shape.system_prompts) + 1) ** shape.skew
@@ -181,7 +185,7 @@ def retrieval(
     name: str = "retrieval",
 ) -> Trace:
     """Retrieval requests: text 0 is the system prompt, text k the k-th document, questions are unique."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(checked_seed(seed))
     times = np.round(shape.arrivals.times_s(rng, count=count, duration_s=duration_s), 6)
     _need(times, shape.arrivals, duration_s)
     sizes = tokens(shape.document, shape.documents, rng)

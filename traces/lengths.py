@@ -28,6 +28,9 @@ class ConstantLength:
 
     value: float
 
+    def __str__(self) -> str:
+        return f"fixed:{self.value:g}"
+
     def sample(self, count: int, rng: np.random.Generator) -> Floats:
         """`count` times the value."""
         return np.full(count, float(self.value))
@@ -39,6 +42,9 @@ class Uniform:
 
     least: int
     most: int
+
+    def __str__(self) -> str:
+        return f"uniform:{self.least}-{self.most}"
 
     def sample(self, count: int, rng: np.random.Generator) -> Floats:
         """`count` independent values."""
@@ -83,7 +89,13 @@ class Empirical:
 
 
 def tokens(law: Law, count: int, rng: np.random.Generator) -> Ints:
-    """`count` lengths in whole tokens, at least 1."""
+    """`count` lengths in whole tokens, at least 1: what a law of a wide range gives below is raised to that.
+
+    Raises BadInput for a law that names a length below 1.
+    """
+    least = law.value if isinstance(law, ConstantLength) else law.least if isinstance(law, Uniform) else 1
+    if least < 1:
+        raise BadInput(f"lengths '{law}': {least:g} is less than 1; give at least 1")
     return np.maximum(np.rint(law.sample(count, rng)), 1).astype(np.int64)
 
 

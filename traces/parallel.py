@@ -11,19 +11,26 @@ from dataclasses import replace
 import numpy as np
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.content import own_output, own_prompt
+from pagecast.traces.arrivals import MAX_ARRIVALS
 from pagecast.traces.schema import COLUMNS, Ints, Spans, Trace, starts, table
 
 SAMPLES = "n"
 
 
 def expand(trace: Trace) -> Trace:
-    """The trace with a row per sample; itself where every request asks for one. Errors: BadInput."""
+    """The trace with a row per sample; itself where every request asks for one.
+
+    The samples of each request are within `checks.find_problem`'s bounds. Errors: BadInput for more of all
+    requests together than are served at once.
+    """
     if SAMPLES not in trace.requests:
         return trace
     counts = trace.integers(SAMPLES)
-    if counts.min() < 1:
-        row = int(np.argmin(counts))
-        raise BadInput(f"{trace.name}: row {row} asks for n = {counts[row]} samples; it must be at least 1")
+    if counts.sum() > MAX_ARRIVALS:
+        raise BadInput(
+            f"trace {trace.name}, field n: {counts.sum():,} samples in all are more than the "
+            f"{MAX_ARRIVALS:,} that are made at once; lower n, or read fewer requests (--limit)"
+        )
     source = np.repeat(np.arange(len(trace)), counts)
     first = np.cumsum(counts) - counts
     number = np.arange(len(source)) - first[source]

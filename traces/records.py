@@ -137,7 +137,7 @@ def _more(source: Source, reader: io.TextIOWrapper, size: int, count: int) -> st
 
 def _parse(source: Source, number: int, line: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(line)
+        value = json.loads(line.rstrip(b"\r\n"))  # the end of the line would count as column 1 of the next
     except UnicodeDecodeError:
         raise source.fail("not UTF-8; convert the file to UTF-8", number) from None
     except json.JSONDecodeError as error:

@@ -23,6 +23,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.traces.arrivals import ArrivalProcess
 from pagecast.traces.lengths import Empirical, tokens
 from pagecast.traces.schema import Floats, Trace, table
+from pagecast.traces.seeds import checked_seed
 from pagecast.traces.source import MAX_BYTES, MAX_LINE_BYTES, open_source
 
 _WINDOW_S = 600.0
@@ -102,7 +103,7 @@ def servegen(
     factor = 1.0 if rate is None else rate * duration_s / expected
     parts: list[Floats] = [np.empty((0, 3))]
     for number, client in enumerate(clients):
-        rng = np.random.default_rng([seed, number])
+        rng = np.random.default_rng([checked_seed(seed), number])
         parts += [_play(client, window, start_s, end_s, factor, rng) for window in client.windows]
     rows = np.concatenate(parts)
     rows = rows[np.argsort(rows[:, 0], kind="stable")]

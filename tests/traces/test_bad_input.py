@@ -353,6 +353,46 @@ def test_a_point_between_thousands_is_refused(tmp_path: Path, mark: bytes, numbe
     assert f"line 4, field input_tokens: '{number.decode()}' may be a thousand or one" in message
 
 
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
+def test_broken_json_names_the_column_at_fault(tmp_path: Path, end: bytes) -> None:
+    line = b'{"arrival_s": 0.6, "input_tokens": 900'
+    message = refusal(tmp_path, json.dumps(OWN).encode() + b"\n" + line + end)
+    assert f", line 2: broken JSON at column {len(line) + 1}: Expecting ',' delimiter" in message
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("multimodal", "foo", "'foo' must be IDENTIFIER@OFFSET+LENGTH"),
+        ("multimodal", "a@0+0", "'a@0+0' must be IDENTIFIER@OFFSET+LENGTH"),
+        ("multimodal", "a@" + "9" * 5000 + "+1", "must be IDENTIFIER@OFFSET+LENGTH"),
+        ("multimodal", "a@0+5 b@4+2", "'b@4+2' overlaps another item, or the prompt's end"),
+        ("multimodal", "a@8+3", "'a@8+3' overlaps another item, or the prompt's end"),
+        ("retention", "foo", "retention 'foo': write START-END:PRIORITY"),
+        ("retention", "0-5:" + "9" * 5000, "holds a number beyond 64 bits"),
+        ("drafts", "foo", "'foo' is no whole number of at least 0"),
+        ("accepted_drafts", "1 -2", "'-2' is no whole number of at least 0"),
+        ("public_tokens", 11, "11 are more than the prompt's 10"),
+    ],
+)
+def test_a_column_with_a_form_of_its_own_is_checked_where_it_is_read(
+    tmp_path: Path, field: str, value: object, words: str
+) -> None:
+    good = {"multimodal": "a@0+5 b@5+5", "retention": "0-5:90:2.5 decode:0", "drafts": "3 0", "n": 1}
+    lines = [{**OWN, **good, "accepted_drafts": "1", "public_tokens": 10}, {**OWN, field: value}]
+    data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    assert f", line 2, field {field}: " in (message := refusal(tmp_path, data))
+    assert words in message
+
+
+@pytest.mark.parametrize("kind", ["agents", "sharegpt"])
+def test_starts_that_are_drawn_need_a_seed_of_0_or_more(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "trace"
+    path.write_bytes(SEEDS[kind])
+    with pytest.raises(BadInput, match="seed is -1; it must be at least 0"):
+        read(path, seed=-1, tokenizer=str.split)
+
+
 def test_a_form_of_prompt_that_is_empty_is_none(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text(json.dumps({**OWN, "spans": None, "token_ids": [1] * 10}) + "\n")

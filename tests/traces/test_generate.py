@@ -1,5 +1,7 @@
 """Generated traces have the rates, burstiness and lengths asked for, and depend on the seed alone."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -51,7 +53,21 @@ def test_lengths() -> None:
     )
     weighted = Empirical((1, 7), (3, 1)).sample(20_000, RNG(0))
     assert (weighted == 7).mean() == pytest.approx(0.25, abs=0.02)
-    assert tokens(ConstantLength(0.1), 1, RNG(0)).tolist() == [1]
+    assert tokens(LogNormal(0.1, 0), 1, RNG(0)).tolist() == [1]
+
+
+@pytest.mark.parametrize("text", ["fixed:0", "fixed:0.5", "uniform:0-9"])
+def test_lengths_below_a_token_are_refused_and_think_times_of_nothing_are_not(text: str) -> None:
+    with pytest.raises(BadInput, match=f"lengths '{text}': .* is less than 1; give at least 1"):
+        tokens(parse(text), 3, RNG(0))
+    assert parse(text).sample(3, RNG(0)).min() >= 0
+
+
+def test_a_system_prompt_of_negative_length_is_refused() -> None:
+    one = ConstantLength(1)
+    shape = Conversations(ArrivalProcess("even", 1.0), one, one, one, one, system_prompts=(400, -5))
+    with pytest.raises(BadInput, match="system_prompt is -5; it must be at least 0 tokens"):
+        conversations(shape, sessions=2)
 
 
 @pytest.mark.parametrize(
@@ -99,6 +115,13 @@ def test_conversations_quote_what_was_said_and_answered() -> None:
         assert len(prompt) > len(history)
     firsts = [prompt_tokens(trace, row)[0] for row in range(len(trace))]
     assert firsts.count((0, 0)) > firsts.count((1, 0)) > 0, "earlier system prompts are more popular"
+
+
+def test_a_negative_seed_is_refused_by_name() -> None:
+    one, arrivals = ConstantLength(1), ArrivalProcess("even", 1.0)
+    for generate in (chat, partial(requests, arrivals, one, one, count=2)):
+        with pytest.raises(BadInput, match="seed is -1; it must be at least 0"):
+            generate(seed=-1)
 
 
 def test_the_seed_decides() -> None:

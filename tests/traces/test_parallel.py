@@ -49,6 +49,16 @@ def test_samples_of_a_file_find_the_first_ones_prompt(tmp_path: Path) -> None:
     assert result.summary["peak_kv_usage"] == (6 + 4 * 2) / 100
 
 
-def test_no_sample_at_all_is_refused() -> None:
-    with pytest.raises(BadInput, match="row 1 asks for n = 0 samples"):
-        expand(trace_of([[], []], n=[2, 0]))
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(("n", "words"), [(0, "less than 1"), (100_000_000, "more than 16,384")])
+def test_samples_that_nobody_can_serve_are_refused_by_their_line(tmp_path: Path, n: int, words: str) -> None:
+    path = tmp_path / "trace.jsonl"
+    request = {"arrival_s": 0, "input_tokens": 100, "output_tokens": 20}
+    path.write_text(f"{json.dumps(request)}\n{json.dumps({**request, 'n': n})}\n")
+    with pytest.raises(BadInput, match=f"line 2, field n: {n} is {words}"):
+        read(path)
+
+
+def test_samples_of_all_requests_together_are_bounded() -> None:
+    with pytest.raises(BadInput, match="field n: 20,480,000 samples in all are more than the 20,000,000"):
+        expand(trace_of([[]] * 1250, n=[16_384] * 1250))

@@ -21,7 +21,9 @@ def generated(path: Path, *options: str) -> Path:
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl", ".jsonl.zst"])
-@pytest.mark.parametrize("options", [(), CHAT, ("--like", "chat"), ("--duration", "9", "--cv", "2")])
+@pytest.mark.parametrize(
+    "options", [(), CHAT, ("--like", "chat"), ("--duration", "9", "--arrivals", "gamma", "--cv", "2")]
+)
 def test_a_file_holds_its_recipe_and_the_recipe_makes_the_file(tmp_path, capsys, ending, options):
     trace = read(generated(tmp_path / f"t{ending}", "--seed", "7", *options))
     assert not trace.notes

@@ -81,6 +81,11 @@ def test_broken_clients(tmp_path: Path, trace: str, dataset: str, part: str) -> 
         load_clients(folder(tmp_path, trace, dataset))
 
 
+def test_a_negative_seed_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="seed is -1; it must be at least 0"):
+        servegen(load_clients(folder(tmp_path)), start_s=600, duration_s=600, seed=-1)
+
+
 def test_files_that_hold_no_clients(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no ServeGen clients"):
         load_clients(tmp_path)

@@ -21,6 +21,7 @@ from pagecast.traces.building import BlockSpans, RequestRows
 from pagecast.traces.operations import sort as sort_trace
 from pagecast.traces.records import Record, records
 from pagecast.traces.schema import Trace
+from pagecast.traces.seeds import checked_seed
 from pagecast.traces.source import Source
 
 BLOCK_TOKENS = 64
@@ -85,7 +86,7 @@ class _Sessions:
     def __init__(self, rate: float, seed: int) -> None:
         self.law = ArrivalProcess("poisson", rate)
         self.count = 0
-        self._rng = np.random.default_rng(seed)
+        self._rng = np.random.default_rng(checked_seed(seed))
         self._next_s = 0.0
         self._now: _Session | None = None
         self._seen: set[str] = set()

@@ -22,6 +22,7 @@ from pagecast.traces.building import NO_REQUESTS, RequestRows
 from pagecast.traces.operations import sort as sort_trace
 from pagecast.traces.records import Record, items, records
 from pagecast.traces.schema import Spans, Trace, starts
+from pagecast.traces.seeds import checked_seed
 from pagecast.traces.source import Source
 
 Encode = Callable[[str], Sequence[int]]
@@ -75,7 +76,7 @@ class _ConversationRows:
     def __init__(self, source: Source, law: ArrivalProcess, think_s: float, seed: int) -> None:
         self.rows = RequestRows(source, _COLUMNS)
         self._source, self._law, self._think_s = source, law, think_s
-        self._rng = np.random.default_rng(seed)
+        self._rng = np.random.default_rng(checked_seed(seed))
         self._now_s = 0.0
         self._number = 0
         self._counts, self._flat = array("q"), array("q")
