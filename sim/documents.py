@@ -95,21 +95,49 @@ def _children(item: dict[str, Any] | list[Any]) -> list[Any]:
     return list(item.values()) if isinstance(item, dict) else item
 
 
-def field_problem(error: ValidationError, model: type[BaseModel], section: str = "") -> str:
-    """The first wrong field of `model`, and how it is wrong; `section` is its part of the document."""
+def field_problem(
+    error: ValidationError, model: type[BaseModel], section: str = "", *, document: str = ""
+) -> str:
+    """The first wrong field of `model`, and how it is wrong; `section` is its part of the document.
+
+    `document`: what the whole is ("a fleet"), to be asked where a field of it is not known.
+    """
     first = error.errors()[0]
     place = first["loc"]
     name = ".".join(str(part) for part in ((section, *place) if section else place))
     fields = _section_of(model, place[:-1]).model_fields
     if first["type"] == "extra_forbidden":
         alone = len(place) == 1 and not section
-        return unknown_field(name, fields, f"is this a {model.__name__.lower()}?" if alone else "")
+        return unknown_field(name, fields, f"is this {document}?" if alone and document else "")
     if first["type"] == "missing":
         return f"field {name!r} is missing: {fields[str(place[-1])].description}"
+    if first["type"] == "model_type":
+        return f"{name} is {first['input']!r}: {_as_mapping(_section_of(model, place), first['input'])}"
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error" and isinstance(first["input"], dict):  # fields at odds with each other
+        return f"{name}: {message}" if place else message
     if first["type"] == "less_than_equal" and first["ctx"]["le"] == 1 and 2 <= first["input"] <= 100:
         message = f"give a fraction: {first['input'] / 100:g} for {first['input']:g}%"
     return f"{name} is {first['input']!r}: {message}" if place else message
+
+
+def _as_mapping(model: type[BaseModel], value: Any) -> str:
+    """What to write in place of a value that stands where a mapping of `model`'s fields must."""
+    written = [f"{{{name}: {value}}}" for name in model.model_fields if _is_enough(model, name, value)]
+    if written:
+        return f"write {' or '.join(written)}"
+    return f"write it as FIELD: VALUE; fields are {', '.join(model.model_fields)}"
+
+
+def _is_enough(model: type[BaseModel], field: str, value: Any) -> bool:
+    """Whether a mapping of this field alone is a `model`."""
+    from pydantic import ValidationError
+
+    try:
+        model.model_validate({field: value})
+    except ValidationError:
+        return False
+    return True
 
 
 def unknown_field(name: str, fields: Iterable[str], otherwise: str = "") -> str:
@@ -126,7 +154,7 @@ def unknown_field(name: str, fields: Iterable[str], otherwise: str = "") -> str:
         text += f"; {otherwise}"
     if len(names) > _MOST_LISTED:
         return f"{text} See the fields in `pagecast replay --help`" if otherwise else text
-    return f"{text}; fields are {', '.join(names)}"
+    return f"{text}{' Its' if otherwise else ';'} fields are {', '.join(names)}"
 
 
 def _section_of(model: type[BaseModel], place: tuple[int | str, ...]) -> type[BaseModel]:

@@ -11,10 +11,11 @@ scheduler nor a cost model: those are imported where they are used.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
+from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 
 import yaml
 from pagecast.sim.core.errors import BadInput
@@ -305,7 +306,9 @@ class Scenario(BaseModel):
         try:
             return cls(**fields)
         except ValidationError as error:
-            raise BadInput(f"{where}: {field_problem(error, cls)}") from None
+            raise BadInput(f"{where}: {field_problem(error, cls, document='a scenario')}") from None
+        except BadInput as error:  # of a field that is checked where it is used
+            raise BadInput(f"{where}: {error}") from None
 
     def save(self, path: str | Path) -> None:
         """Writes every field, so that a run can be repeated from the file even where a default changes."""
@@ -367,7 +370,35 @@ class Scenario(BaseModel):
             Tenants.parse(value)
         return value
 
+    @field_validator("engine")
+    @classmethod
+    def _check_engine(cls, value: str | None) -> str | None:
+        if value is not None and value not in (known := _engines()):
+            raise BadInput(f"engine {value!r} is not known; choose one of {', '.join(known)}")
+        return value
+
+    @field_validator("seed")
+    @classmethod
+    def _check_seed(cls, value: int) -> int:
+        from pagecast.traces.seeds import checked_seed
+
+        return checked_seed(value)
+
     # ---- what follows from the fields
+
+    def without_effect(self, columns: Container[str]) -> list[tuple[list[str], str]]:
+        """Fields that are given and change nothing, each list with what they need.
+
+        Given is what differs from its default. `columns`: those of the trace.
+        """
+        idle = []
+        for need in _NEEDS:
+            given = [
+                name for name in need.fields if getattr(self, name) != type(self).model_fields[name].default
+            ]
+            if given and not need.met(self, columns):
+                idle.append((given, need.text))
+        return idle
 
     def budget(self, **more: Any) -> HbmBudget | None:
         """The itemised HBM budget; None where `num_gpu_blocks` replaces it.
@@ -674,6 +705,80 @@ class Scenario(BaseModel):
             gpu_link_gb_per_s=self.gpu_link_gb_per_s,
             host_time_factor=self.host_time_factor,
         )
+
+
+class _Need(NamedTuple):
+    """What some fields have no effect without.
+
+    `met`: whether it is there, from the scenario and the columns of the trace.
+    """
+
+    fields: tuple[str, ...]
+    text: str
+    met: Callable[[Scenario, Container[str]], bool]
+
+
+_NEEDS = (
+    _Need(("retention",), "eviction priority", lambda own, _: own.eviction == "priority"),
+    _Need(("eviction_protected",), "eviction slru", lambda own, _: own.eviction == "slru"),
+    _Need(("eviction_prefix_cap",), "eviction cost", lambda own, _: own.eviction == "cost"),
+    _Need(("admission_quantile",), "admission expected", lambda own, _: own.admission == "expected"),
+    _Need(("max_output_tokens",), "admission maximum", lambda own, _: own.admission == "maximum"),
+    _Need(("swap_space_gib", "swap_gb_per_s"), "preemption swap", lambda own, _: own.swaps),
+    _Need(
+        (
+            "kv_offloading_eviction_policy",
+            "kv_offloading_block_size",
+            "offload_prompt_only",
+            "kv_offloading_store_threshold",
+            "host_load_gb_per_s",
+            "host_store_gb_per_s",
+            "host_latency_ms",
+            "offloading_step_ms",
+            "offloading_block_us",
+            "failing_transfers",
+            "slow_transfers",
+            "link_faults",
+            "kv_load_failure_policy",
+        ),
+        "kv_offloading_size",
+        lambda own, _: own.kv_offloading_size is not None,
+    ),
+    _Need(
+        ("disk_load_gb_per_s", "disk_store_gb_per_s", "disk_latency_ms"),
+        "secondary_tiers",
+        lambda own, _: own.secondary_tiers is not None,
+    ),
+    _Need(
+        ("isolation", "scrub_private_blocks"),
+        "tenants in the trace",
+        lambda _, columns: "tenant" in columns,
+    ),
+    _Need(
+        ("public_namespaces",),
+        "namespaces and public_tokens in the trace",
+        lambda _, columns: "namespace" in columns and "public_tokens" in columns,
+    ),
+    _Need(
+        ("enable_expert_parallel",),
+        "a mixture of experts",
+        lambda own, _: find_model(own.model).moe is not None,
+    ),
+)
+
+
+@cache
+def _engines() -> tuple[str, ...]:
+    """Engines that step costs are known of: by a shipped calibration, or by measured operations.
+
+    Profiles stand for the engine that they are named after.
+    """
+    from pagecast.sim.core.rules.profiles import PROFILES
+    from pagecast.sim.costs.calibration.file import Calibration, shipped
+    from pagecast.sim.costs.measured.compose import LANES
+
+    calibrated = (str(Calibration.load(path).made_for.get("engine")) for path in shipped().values())
+    return tuple(dict.fromkeys((*LANES, *calibrated, *PROFILES)))
 
 
 def _needs_outputs(admission: str) -> BadInput:

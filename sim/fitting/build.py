@@ -26,6 +26,7 @@ from pagecast.sim.fitting.option_fit import has_options, option_costs_of
 from pagecast.sim.fitting.overlap import fitted_host, measured_host
 from pagecast.sim.fitting.sweep import is_sweep, load_sweep
 from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.traces.seeds import checked_seed
 
 REPLICATES = 32
 # Greatest sd of a coefficient between resampled fits over its mean: terms above are dropped.
@@ -82,8 +83,10 @@ def calibrate(
     options take beyond them.
 
     `replicates` is the number of bootstrap copies, drawn with `seed`. `progress` gets the name of each stage.
-    Errors: BadInput where there is no synchronous run, where runs differ in set-up, or for too few steps.
+    Errors: BadInput where there is no synchronous run, where runs differ in set-up, for too few steps, and
+    for a seed below 0.
     """
+    checked_seed(seed)
     tell = progress or (lambda _: None)
     optional = [source.run for source in sources if has_options(source.run)]
     sources = [source for source in sources if not has_options(source.run)]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import simpy
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.pool import Watcher
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fleet.handoff import HandoffFeed
 from pagecast.sim.fleet.inbox import OnEnd, OnFail
+from pagecast.sim.fleet.index.events import EventIndex
 from pagecast.sim.fleet.member import Member
 from pagecast.sim.fleet.query import Prompts
 from pagecast.sim.fleet.routers.registry import Parts
 from pagecast.sim.fleet.view import View
 from pagecast.sim.replay.replicates import ChangeCosts
+from pagecast.sim.replay.rollout import watch_revision
 from pagecast.sim.replay.tenancy import with_accounts
 from pagecast.sim.replay.windows import blocks_per_block
 from pagecast.sim.scenario import Scenario
@@ -83,17 +87,25 @@ class Builder:
             keep_steps=self._keep_steps,
             fast_forward=self._fast_forward,
         )
-        events = self._parts.events
-        if events is not None:
-            if self._block_size not in (0, scenario.block_size):
-                raise BadInput("an index fed by events needs one block size; use --index approximate")
-            self._block_size = scenario.block_size
-            watcher = events.feed(number, partial(getattr, member.replica, "clock"))
-            try:
-                member.scheduler.memory.watch(watcher)
-            except BadInput as error:
-                raise BadInput(
-                    f"an index fed by events can't follow {scenario.model} under the profile "
-                    f"{scenario.profile}: {error}; use --index approximate"
-                ) from None
+        clock = partial(getattr, member.replica, "clock")
+        watcher = None
+        if self._parts.events is not None:
+            watcher = self._watched(member, self._parts.events, clock)
+        member.revision = watch_revision(scenario, member.scheduler, feed.new_keys, clock, watcher)
         return member, member.view(self._parts.metrics_period_ns)
+
+    def _watched(self, member: Member, events: EventIndex, clock: Callable[[], int]) -> Watcher:
+        """Has an index hear of what a member stores and evicts. Returns who tells it."""
+        scenario = member.scenario
+        if self._block_size not in (0, scenario.block_size):
+            raise BadInput("an index fed by events needs one block size; use --index approximate")
+        self._block_size = scenario.block_size
+        watcher = events.feed(member.number, clock)
+        try:
+            member.scheduler.memory.watch(watcher)
+        except BadInput as error:
+            raise BadInput(
+                f"an index fed by events can't follow {scenario.model} under the profile "
+                f"{scenario.profile}: {error}; use --index approximate"
+            ) from None
+        return watcher

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pandas as pd
 import simpy
 from pagecast.sim.core import handoff as blocks
-from pagecast.sim.core.request import State
+from pagecast.sim.core.request import Request, State
 from pagecast.sim.fleet.fleet import Fleet, call_at
 from pagecast.sim.fleet.handoff import Handoff, HandoffFeed, Ports, Tasks
 from pagecast.sim.fleet.inbox import HandoffInbox
@@ -35,6 +35,9 @@ from pagecast.sim.fleet.view import View
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.replay.clients import NS, Arrivals
 from pagecast.sim.replay.metrics import statistics
+
+# What a prompt's computation found, by the names of request and table.
+_FOUND = ("cached_tokens", "reused_tokens", "partial_tokens", "external_tokens", "disk_tokens")
 
 
 class DisaggregatedFleet(Fleet):
@@ -73,7 +76,7 @@ class DisaggregatedFleet(Fleet):
     def route(self, row: int, now: int, arrival_ns: int) -> None:
         """Chooses who decodes, and who prefills unless the decode replica lacks few of the tokens."""
         self._arrival_ns[row] = arrival_ns
-        query = Query(self.prompts, row, now)
+        query = Query(self.prompts, row, now, arrival_ns)
         decode, cached = self.decode_router.choose(query, self.ready)
         decode.add(row, query.prompt_tokens)
         self.decode_router.on_dispatch(query, decode)
@@ -120,7 +123,7 @@ class DisaggregatedFleet(Fleet):
             self._close(row, now)
             return
         handoff.ready_ns = now
-        handoff.source_holder = self.prompts.feed(handoff.prefill.limits.block_size).request(row, 0)
+        handoff.source_holder = self._holder(handoff.prefill, row)
         blocks.hold(handoff.prefill.scheduler, handoff.source_holder)
         if self.settings.first_token == "prefill":
             _feed(handoff.decode).first_tokens[row] = request.first_token_ns
@@ -141,8 +144,7 @@ class DisaggregatedFleet(Fleet):
         Sets the cached tokens of those that end a request to those found where its prompt was computed.
         """
         ends = np.ones(len(rows), dtype=np.bool_)
-        cached = rows["cached_tokens"].to_numpy(copy=True)
-        reused = rows["reused_tokens"].to_numpy(copy=True)
+        found = {name: rows[name].to_numpy(copy=True) for name in _FOUND}
         for at_row, (row, name) in enumerate(zip(rows["row"].tolist(), names.tolist(), strict=True)):
             handoff = self.handoffs.get(row)
             if handoff is None or not name:
@@ -151,8 +153,10 @@ class DisaggregatedFleet(Fleet):
                 ends[at_row] = False
             else:
                 prefilled = _feed(handoff.prefill).requests[row]
-                cached[at_row], reused[at_row] = prefilled.cached_tokens, prefilled.reused_tokens
-        rows["cached_tokens"], rows["reused_tokens"] = cached, reused
+                for column, tokens in found.items():
+                    tokens[at_row] = getattr(prefilled, column)
+        for column, tokens in found.items():
+            rows[column] = tokens
         return ends
 
     def figures(self) -> dict[str, Any]:
@@ -239,7 +243,7 @@ class DisaggregatedFleet(Fleet):
     def _reserve(self, handoff: Handoff[Member], now: int) -> bool:
         """Reserves blocks and starts the transfer. False: there is no room yet."""
         member = handoff.decode
-        holder = self.prompts.feed(member.limits.block_size).request(handoff.row, 0)
+        holder = self._holder(member, handoff.row)
         hit = blocks.reserve(member.scheduler, holder)
         if hit is not None:
             handoff.target_holder = holder
@@ -252,6 +256,10 @@ class DisaggregatedFleet(Fleet):
         handoff.start_ns = handoff.end_ns = now
         self._land(handoff, now)
         return True
+
+    def _holder(self, member: Member, row: int) -> Request:
+        """A request that holds a prompt's blocks on a replica while they are carried."""
+        return self.prompts.feed(member.limits.block_size).request(row, self._arrival_ns[row])
 
     def _start_transfer(self, handoff: Handoff[Member], tokens: int, now: int) -> None:
         scenario = handoff.decode.scenario

@@ -3,7 +3,8 @@
 Herding is how much a router runs after one replica for a while: of each row of 4 N consecutive requests (N
 replicas), the largest share that one replica got, from 0 (an even share) to 1 (all of them); their mean.
 Imbalance is the busiest replica's output and uncached prompt tokens over the mean replica's. Stale tokens are
-prompt tokens that the router believed cached and the replica had to compute.
+prompt tokens that the router believed cached and the replica had to compute, though it could have had them
+cached: those in whole blocks before the last token, which is always computed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ import numpy as np
 import pandas as pd
 from pagecast.sim.fleet.member import Member
 from pagecast.sim.machine.gpus import gpu as find_gpu
-from pagecast.sim.replay.metrics import cached_and_uncached, latency_summary
+from pagecast.sim.replay.metrics import (
+    Ints,
+    PrefixHits,
+    cached_and_uncached,
+    latency_summary,
+    prefix_hits,
+    whole_blocks,
+)
 from pagecast.sim.replay.simulation import Counters
 
 _SUMS = (
@@ -35,7 +43,7 @@ _SUMS = (
     "failed_allocations",
 )
 _REPLICA_COLUMNS = (
-    *("state", "admitted_s", "input_tokens", "cached_tokens", "output_tokens"),
+    *("state", "admitted_s", "input_tokens", "cached_tokens", "partial_tokens", "output_tokens"),
     *("ttft_s", "tpot_s"),
 )
 _WINDOW = 4
@@ -63,7 +71,7 @@ def combine(summaries: list[dict[str, Any]], table: pd.DataFrame, wall_s: float)
     cached, uncached = cached_and_uncached(table)
     completed = [summary["completed"] for summary in summaries]
     sizes = [summary["bytes_per_sequence"] for summary in summaries]
-    eligible = total["eligible_prefix_tokens"]
+    hits = PrefixHits(total["eligible_prefix_tokens"], total["reused_prefix_tokens"])
     total.update(
         makespan_s=makespan,
         wall_s=wall_s,
@@ -72,7 +80,7 @@ def combine(summaries: list[dict[str, Any]], table: pd.DataFrame, wall_s: float)
         ttft_cached_s=cached,
         ttft_uncached_s=uncached,
         bytes_per_sequence=float(np.average(sizes, weights=completed)) if sum(completed) else 0.0,
-        token_hit_rate=total["reused_prefix_tokens"] / eligible if eligible else 0.0,
+        token_hit_rate=hits.rate,
         peak_kv_usage=max(summary["peak_kv_usage"] for summary in summaries),
         rejected_reasons=reasons,
     )
@@ -80,18 +88,28 @@ def combine(summaries: list[dict[str, Any]], table: pd.DataFrame, wall_s: float)
 
 
 def routing_figures(
-    table: pd.DataFrame, choices: list[int], believed: list[int], replicas: pd.DataFrame
+    table: pd.DataFrame,
+    choices: list[int],
+    believed: list[int],
+    replicas: pd.DataFrame,
+    block_sizes: Ints,
 ) -> dict[str, Any]:
-    """How a router spread the requests: herding, imbalance and stale tokens."""
-    admitted = table[table["admitted_s"].notna()]
-    claimed = np.array(believed, dtype=np.int64)[admitted["row"].to_numpy(np.int64)]
-    cached = admitted["cached_tokens"].to_numpy(np.int64)
+    """How a router spread the requests: herding, imbalance and stale tokens.
+
+    `block_sizes`: tokens per block where each row of `table` was served.
+    """
+    admitted = table["admitted_s"].notna().to_numpy()
+    rows, cached, prompts = (
+        table[name].to_numpy(np.int64)[admitted] for name in ("row", "cached_tokens", "input_tokens")
+    )
+    claimed = np.array(believed, dtype=np.int64)[rows]
+    cacheable = np.minimum(claimed, whole_blocks(prompts, block_sizes[admitted]))
     work = replicas["computed_tokens"].to_numpy(np.float64)
     return {
         "herding": herding(choices, len(replicas)),
         "imbalance": float(work.max() / work.mean()) if work.sum() else 1.0,
         "believed_tokens": int(claimed.sum()),
-        "stale_tokens": int(np.maximum(claimed - cached, 0).sum()),
+        "stale_tokens": int(np.maximum(cacheable - cached, 0).sum()),
     }
 
 
@@ -181,9 +199,7 @@ def replica_figures(table: pd.DataFrame, counted: Counters, name: str, gpu: str)
     states = table["state"].to_numpy()
     completed = states == "completed"
     admitted = ~np.isnan(table["admitted_s"].to_numpy(np.float64))
-    size = counted.limits.block_size
     prompts = table["input_tokens"].to_numpy(np.int64)[admitted]
-    eligible = int(((prompts - 1) // size * size).sum())
     cached = int(table["cached_tokens"].to_numpy(np.int64)[admitted].sum())
     output = int(table["output_tokens"].to_numpy(np.int64)[states != "rejected"].sum())
     return {
@@ -194,7 +210,7 @@ def replica_figures(table: pd.DataFrame, counted: Counters, name: str, gpu: str)
         "rejected": int((states == "rejected").sum()),
         "computed_tokens": int(prompts.sum()) - cached + output,
         "output_tokens": output,
-        "token_hit_rate": cached / eligible if eligible else 0.0,
+        "token_hit_rate": prefix_hits(table, counted.limits.block_size).rate,
         "ttft_p99_s": _p99(table["ttft_s"]),
         "tpot_p99_s": _p99(table["tpot_s"]),
         "num_gpu_blocks": counted.limits.num_blocks,

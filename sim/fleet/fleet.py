@@ -214,7 +214,7 @@ class Fleet:
         if not self.ready:
             self.waiting[row] = now
             return
-        query = Query(self.prompts, row, now)
+        query = Query(self.prompts, row, now, arrival_ns)
         view, cached_tokens = self.router.choose(query, self.ready)
         view.add(row, query.prompt_tokens)
         self.router.on_dispatch(query, view)

@@ -15,7 +15,14 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.fleet.fleet import Fleet, call_at
 from pagecast.sim.fleet.member import Member
-from pagecast.sim.fleet.settings import FleetSettings, Incident, Rollout, Scaling, Startup
+from pagecast.sim.fleet.settings import (
+    FleetSettings,
+    Incident,
+    Rollout,
+    Scaling,
+    Startup,
+    changed_scenario,
+)
 from pagecast.sim.fleet.view import View
 from pagecast.sim.machine.loaded_weights import loaded_weight_bytes
 from pagecast.sim.machine.models import model as find_model
@@ -123,8 +130,7 @@ class FleetLifecycle:
             old = self._predecessors.popleft()
             if old.gone_ns is not None or old.draining:
                 continue
-            fields = {**old.scenario.model_dump(), **rollout.scenario}
-            scenario = Scenario.make(fields, "fleet: rollout")
+            scenario = changed_scenario(old.scenario, rollout.scenario, "fleet: rollout")
             group = f"{old.name.rsplit('-', 1)[0]}-next"
             self._launch(group, scenario, partial(self._drain_predecessor, old, rollout))
             return

@@ -16,6 +16,7 @@ from pagecast.sim.replay.clients import NEVER_NS
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
+from pagecast.sim.replay.rollout import RevisionWatch
 from pagecast.sim.replay.speculating import speculate
 from pagecast.sim.scenario import Scenario
 
@@ -73,6 +74,7 @@ class Member:
         self.ready_ns = self.started_ns
         self.gone_ns: int | None = None
         self.draining = False
+        self.revision: RevisionWatch | None = None  # its old blocks, where the model's revision changes
         self._scrape: Scrape | None = None
 
     def send(self, row: int, now: int, arrival_ns: int | None) -> None:
@@ -84,6 +86,8 @@ class Member:
         """Ends the replica at once. Returns the rows that it had not served."""
         self.replica.stop()
         self.gone_ns = now
+        if self.revision is not None:
+            self.revision.lose_all(now)
         rows = [request.index for request in self.scheduler.requests.values()]
         self.scheduler.requests.clear()
         return rows + self.inbox.take_all()

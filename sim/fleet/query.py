@@ -16,22 +16,31 @@ _MOST_AHEAD = 4096  # keys of requests that are on their way
 class Query:
     """One routing question. `row` is the request's row in the trace, `now` the time in nanoseconds.
 
-    It has no output length: only the future knows that.
+    `arrival_ns`: when it came to the fleet, if that was earlier. It has no output length: only the future
+    knows that.
     """
 
-    __slots__ = ("_prompts", "attempt", "now", "prompt_tokens", "row", "session")
+    __slots__ = ("_arrival_ns", "_prompts", "now", "prompt_tokens", "row", "session")
 
-    def __init__(self, prompts: Prompts, row: int, now: int, attempt: int = 0) -> None:
+    def __init__(self, prompts: Prompts, row: int, now: int, arrival_ns: int | None = None) -> None:
         self._prompts = prompts
+        self._arrival_ns = now if arrival_ns is None else arrival_ns
         self.row = row
         self.now = now
-        self.attempt = attempt
         self.prompt_tokens = prompts.input_tokens[row]
         self.session = prompts.session(row)
 
     def path(self, block_tokens: int) -> list[Piece]:
-        """The full blocks of the prompt, of `block_tokens` tokens each, segment by segment."""
+        """The full blocks of the prompt, of `block_tokens` tokens each, segment by segment.
+
+        Of its text alone: who names blocks himself hears of no new revision of the model.
+        """
         return self._prompts.path(self.row, block_tokens)
+
+    def engine_path(self, block_tokens: int) -> list[Piece]:
+        """The same as the replicas name them in their events: by the model's revision, too."""
+        revised = self._prompts.feed(block_tokens).is_revised(self._arrival_ns)
+        return self._prompts.path(self.row, block_tokens, revised=revised)
 
 
 class KeyedFeed(Feed):
@@ -39,28 +48,28 @@ class KeyedFeed(Feed):
 
     def __init__(self, trace: Trace, block_size: int, scenario: Scenario | None = None) -> None:
         super().__init__(trace, block_size, scenario)
-        self._ahead: dict[int, BlockKeys] = {}
+        self._ahead: dict[tuple[int, bool], BlockKeys] = {}
 
-    def look_ahead(self, row: int) -> BlockKeys:
+    def look_ahead(self, row: int, *, revised: bool) -> BlockKeys:
         """The keys of a request that will be made soon."""
         if len(self._ahead) >= _MOST_AHEAD:
             self._ahead.clear()
-        keys = self._ahead[row] = super().keys(row)
+        keys = self._ahead[row, revised] = super().keys(row, revised=revised)
         return keys
 
-    def keys(self, row: int) -> BlockKeys:
+    def keys(self, row: int, *, revised: bool = False) -> BlockKeys:
         """As `Feed.keys`."""
-        return self._ahead.pop(row, None) or super().keys(row)
+        return self._ahead.pop((row, revised), None) or super().keys(row, revised=revised)
 
 
 class Prompts:
-    """The prompts of a trace for routers, at any block size. Keeps the last path of each size."""
+    """The prompts of a trace for routers, at any block size. Keeps the latest path of each kind."""
 
     def __init__(self, trace: Trace, scenario: Scenario | None = None) -> None:
         self._trace = trace
         self._scenario = scenario
         self._feeds: dict[int, KeyedFeed] = {}
-        self._last: dict[int, tuple[int, list[Piece]]] = {}
+        self._last: dict[tuple[int, bool], tuple[int, list[Piece]]] = {}
         self.input_tokens: list[int] = trace.integers("input_tokens").tolist()
         self.output_tokens: list[int] = trace.integers("output_tokens").tolist()
         self._sessions: list[str | None] | None = None
@@ -79,14 +88,14 @@ class Prompts:
             feed = self._feeds[block_size] = KeyedFeed(self._trace, block_size, self._scenario)
         return feed
 
-    def path(self, row: int, block_tokens: int) -> list[Piece]:
-        """The full blocks of a prompt, segment by segment."""
-        kept = self._last.get(block_tokens)
+    def path(self, row: int, block_tokens: int, *, revised: bool = False) -> list[Piece]:
+        """The full blocks of a prompt, segment by segment; `revised`: for the new revision of its model."""
+        kept = self._last.get((block_tokens, revised))
         if kept is not None and kept[0] == row:
             return kept[1]
-        keys = self.feed(block_tokens).look_ahead(row)
+        keys = self.feed(block_tokens).look_ahead(row, revised=revised)
         path = pieces(keys, self.input_tokens[row] // block_tokens)
-        self._last[block_tokens] = (row, path)
+        self._last[block_tokens, revised] = (row, path)
         return path
 
 

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.documents import field_problem
 from pagecast.sim.scenario import Scenario
 from pagecast.sim.yaml_documents import read_mapping
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+# Fields by which a trace's requests are made, whichever replica serves them.
+_OF_REQUESTS = ("isolation", "isolation_price", "public_namespaces", "retention", "rollout_at_s")
+
+
+def changed_scenario(base: Scenario, fields: dict[str, Any], where: str) -> Scenario:
+    """The scenario of some replicas: `base` with other fields.
+
+    Errors: BadInput for a field that is not a scenario's, or that must be the same for all replicas.
+    """
+    scenario = Scenario.make({**base.model_dump(), **fields}, where)
+    for name in _OF_REQUESTS:
+        if getattr(scenario, name) != getattr(base, name):
+            raise BadInput(f"{where}: {name} is for all replicas; give it to the whole fleet's scenario")
+    return scenario
 
 
 class RouterSettings(BaseModel):
@@ -92,6 +107,14 @@ class Scaling(BaseModel):
     down_after_s: float = Field(300.0, ge=0, description="seconds of less need before a replica is drained")
     tolerance: float = Field(0.1, ge=0, description="relative distance from the target that changes nothing")
 
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Self:
+        if self.least > self.most:
+            raise ValueError(
+                f"least is {self.least} and most is {self.most}; lower least, or raise most to it at least"
+            )
+        return self
+
 
 class Rollout(BaseModel):
     """A new revision in place of every replica, `surge` at a time: started, then the old one is drained."""
@@ -149,6 +172,15 @@ class FleetSettings(BaseModel):
     disaggregation: Disaggregation | None = Field(None, description="prefill and decode apart")
     price_per_gpu_hour: float | None = Field(None, ge=0, description="what one GPU costs per hour")
 
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        """Replicas are named after their groups, and told apart by name."""
+        names = [self.group_name(number) for number in range(len(self.groups))]
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                raise ValueError(f"group name {name!r} is given twice; give each group a name of its own")
+        return self
+
     @property
     def varies(self) -> bool:
         """Whether replicas come or go while it serves."""
@@ -160,7 +192,7 @@ class FleetSettings(BaseModel):
         try:
             return cls(**fields)
         except ValidationError as error:
-            raise BadInput(f"{where}: {field_problem(error, cls)}") from None
+            raise BadInput(f"{where}: {field_problem(error, cls, document='a fleet')}") from None
 
     @classmethod
     def load(cls, path: str | Path) -> FleetSettings:
@@ -199,7 +231,7 @@ class FleetSettings(BaseModel):
         fields = self.groups[number].scenario
         if not fields:
             return base
-        return Scenario.make({**base.model_dump(), **fields}, f"fleet: group {self.group_name(number)}")
+        return changed_scenario(base, fields, f"fleet: group {self.group_name(number)}")
 
     def scenarios(self, base: Scenario) -> list[tuple[str, Scenario]]:
         """Name and scenario of each replica. Errors: BadInput for a field that is not a scenario's."""

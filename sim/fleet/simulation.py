@@ -35,10 +35,19 @@ from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.folder import replacing, save
 from pagecast.sim.replay.metrics import request_table
 from pagecast.sim.replay.notes import notes
+from pagecast.sim.replay.offloading_figures import offloading_figures
 from pagecast.sim.replay.recorder import request_frame
 from pagecast.sim.replay.replicates import ChangeCosts
-from pagecast.sim.replay.simulation import Progress, Result, counters, summarise
-from pagecast.sim.replay.tenancy import merged, tenant_figures
+from pagecast.sim.replay.rollout import RevisionWatch
+from pagecast.sim.replay.simulation import (
+    Progress,
+    Result,
+    add_comparisons,
+    check_all_ended,
+    core_figures,
+    counters,
+    summarise,
+)
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
@@ -93,7 +102,11 @@ def replay_fleet(
             result.replicas.to_parquet(folder / "replicas.parquet", index=False)
             result.timeline.to_parquet(folder / "timeline.parquet", index=False)
             fleet_run.steps().to_parquet(folder / "steps.parquet", index=False)
-        return result
+    again = partial(
+        replay_fleet, settings=settings, costs=costs, change=change, arrivals=arrivals, keep_steps=False
+    )
+    add_comparisons(trace, scenario, result, fleet_run.revisions, again, out)
+    return result
 
 
 @dataclass(frozen=True)
@@ -163,6 +176,11 @@ class _FleetRun:
         ended = partial(self.fleet.on_end, number)
         return self._builder.member(number, name, scenario, role, ended, self.fleet.clients.failed)
 
+    @property
+    def revisions(self) -> list[RevisionWatch]:
+        """The old blocks of each replica, where the model's revision changes."""
+        return [member.revision for member in self.fleet.members if member.revision is not None]
+
     def run(self, progress: Progress | None) -> None:
         """Runs until every request has ended."""
         tell = None if progress is None else partial(_tell, progress, self.fleet)
@@ -175,7 +193,9 @@ class _FleetRun:
     def result(self, wall_s: float, *, keep_steps: bool) -> FleetResult:
         """The figures of a fleet that has run."""
         members = self.fleet.members
-        if not self.fleet.over or any(member.scheduler.requests for member in members):
+        for member in members:
+            check_all_ended(member.scheduler)
+        if not self.fleet.over:
             raise AssertionError("some requests never ended")
         if any(member.scheduler.memory.used_blocks for member in members if member.gone_ns is None):
             raise AssertionError("some blocks were never given back")
@@ -207,19 +227,24 @@ class _FleetRun:
         summary["costs"] = " and ".join(dict.fromkeys(part["costs"] for part in summaries))
         listed = [each[member.number] for member in members]
         replicas = pd.DataFrame(listed)
+        sizes = {member.name: member.limits.block_size for member in members}
+        block_sizes = np.array(table["replica"].map(sizes).fillna(1), dtype=np.int64)
         summary["fleet"] = {
             "router": self.settings.router.policy,
             "replicas": len(members),
             "gpus": sum(member.scenario.tensor_parallel_size for member in members),
             **gpu_figures(members, table, self.settings.price_per_gpu_hour),
             "retries": sum(self.fleet.retries.values()),
-            **routing_figures(table, self.fleet.choices, self.fleet.believed_tokens, replicas),
+            **routing_figures(table, self.fleet.choices, self.fleet.believed_tokens, replicas, block_sizes),
             "by_replica": listed,
         }
         if "tenant" in self.trace.requests:
             table["tenant"] = self.trace.column("tenant").fillna("").to_numpy()[table["row"]]
-            ledgers = [member.scheduler.memory.ledger for member in members]
-            summary["tenants"] = tenant_figures(table, merged(ledgers), members[0].limits.block_size)
+        served_by = [(member.scenario, member.scheduler) for member in members]
+        summary |= core_figures(served_by, table, block_sizes)
+        servers = [member.replica for member in members]
+        if offloading := offloading_figures(servers, table, summary["makespan_s"]):
+            summary["offloading"] = offloading
         if isinstance(self.fleet, DisaggregatedFleet):
             summary["fleet"]["handoff"] = self.fleet.figures()
         busiest = max(members, key=lambda member: member.recorder.ended)

@@ -24,7 +24,6 @@ class View:
         "block_size",
         "changed_ns",
         "costs",
-        "dispatches",
         "first_token_ns",
         "gauges",
         "max_num_seqs",
@@ -64,14 +63,12 @@ class View:
         self.step_line: tuple[float, float] | None = None
         self.requests = 0
         self.prompt_tokens = 0
-        self.dispatches = 0
         self.prompts: dict[int, int] = {}  # prompt tokens of the requests in flight, by row
         self.prefill_rows: deque[int] = deque()
 
     def add(self, row: int, prompt_tokens: int) -> None:
         """A request was sent there."""
         self.requests += 1
-        self.dispatches += 1
         self.prompt_tokens += prompt_tokens
         self.prompts[row] = prompt_tokens
         self.step_line = None

@@ -47,7 +47,7 @@ class BlockLayout:
     def blocks_of(self, tokens: int) -> int:
         """Blocks that a sequence of `tokens` holds while it decodes, over all groups.
 
-        A windowed group keeps the newest `reach` tokens, which may begin inside a block.
+        A windowed group keeps the newest `window` tokens, which may begin inside a block.
         """
         return sum(_blocks_of_group(spec, tokens) for spec in self.specs)
 

@@ -27,8 +27,9 @@ class Gpu:
 
     `flops` has floating point operations per second by dtype (`bf16`, `fp16`, `fp8`), only those that its
     matrix units know. `link_bytes_per_s` is what one GPU can send to its peers, one way, over `link`
-    (`NVLink`, `PCIe` or `Infinity Fabric`). `matmul_share` is the part of the bf16 rate that the best large
-    matrix product reaches within the power limit.
+    (`NVLink`, `PCIe` or `Infinity Fabric`). `host_link_bytes_per_s` is the rate of its PCIe link to the host,
+    one way. `matmul_share` is the part of the bf16 rate that the best large matrix product reaches within the
+    power limit.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Gpu:
     sms: int
     link: str
     link_bytes_per_s: float
+    host_link_bytes_per_s: float
     matmul_share: float
     source: str
 
@@ -75,6 +77,7 @@ def _gpu(
     tflops: tuple[float | None, float, float | None],
     sms: int,
     link: tuple[str, float],
+    host_link: tuple[str, float],
     source: str,
 ) -> Gpu:
     rates = {
@@ -91,6 +94,7 @@ def _gpu(
         sms=sms,
         link=link[0],
         link_bytes_per_s=link[1] * 1e9,
+        host_link_bytes_per_s=host_link[1] * 1e9,
         matmul_share=_MATMUL_SHARE.get(name, 0.80),
         source=source,
     )
@@ -98,12 +102,15 @@ def _gpu(
 
 _NV4 = ("NVLink", 450.0)
 _NV5 = ("NVLink", 900.0)
+_GEN3 = ("PCIe", 16.0)
 _GEN4 = ("PCIe", 32.0)
 _GEN5 = ("PCIe", 64.0)
 _RESERVED = "less the 616 MiB that the driver keeps on an H200"
 _OOM = "usable memory as torch's out-of-memory messages state it"
 
-# name, aliases, usable GiB, GB/s, dense TFLOP/s (bf16, fp16, fp8), SMs, link (GB/s one way), source
+# name, aliases, usable GiB, GB/s, dense TFLOP/s (bf16, fp16, fp8), SMs, link to peers and link to the host
+# (GB/s one way), source. GB200 and GB300 reach their host over NVLink-C2C at 450 GB/s, and B300 has PCIe 6:
+# they count as PCIe 5 until copies there are measured.
 GPUS: tuple[Gpu, ...] = (
     _gpu(
         "B200",
@@ -113,6 +120,7 @@ GPUS: tuple[Gpu, ...] = (
         (2250, 2250, 4500),
         148,
         _NV5,
+        _GEN5,
         f"NVIDIA Blackwell architecture brief (HGX B200); {_OOM} (178.35 GiB)",
     ),
     _gpu(
@@ -123,6 +131,7 @@ GPUS: tuple[Gpu, ...] = (
         (2500, 2500, 5000),
         152,
         _NV5,
+        _GEN5,
         f"NVIDIA GB200 NVL72 datasheet, a half of a superchip; {_OOM} (184.31 GiB)",
     ),
     _gpu(
@@ -133,6 +142,7 @@ GPUS: tuple[Gpu, ...] = (
         (2250, 2250, 4500),
         148,
         _NV5,
+        _GEN5,
         f"AIConfigurator's b300_sxm.yaml (275,040 MiB by nvidia-smi), {_RESERVED}",
     ),
     _gpu(
@@ -143,6 +153,7 @@ GPUS: tuple[Gpu, ...] = (
         (2500, 2500, 5000),
         152,
         _NV5,
+        _GEN5,
         f"AIConfigurator's gb300.yaml (284,208 MiB by nvidia-smi), {_RESERVED}",
     ),
     _gpu(
@@ -152,6 +163,7 @@ GPUS: tuple[Gpu, ...] = (
         1792,
         (467.8, 467.8, 935.6),
         188,
+        _GEN5,
         _GEN5,
         f"AIConfigurator's rtx_pro_6000_server.yaml (97,887 MiB by nvidia-smi), {_RESERVED}",
     ),
@@ -163,6 +175,7 @@ GPUS: tuple[Gpu, ...] = (
         (989.4, 989.4, 1978.9),
         132,
         _NV4,
+        _GEN5,
         "NVIDIA H200 datasheet; usable memory measured: 150,109,880,320 bytes with driver 580 (nvidia-smi's "
         "143,771 MiB less the 616 MiB it calls reserved)",
     ),
@@ -174,6 +187,7 @@ GPUS: tuple[Gpu, ...] = (
         (989.4, 989.4, 1978.9),
         132,
         _NV4,
+        _GEN5,
         f"NVIDIA H100 datasheet; {_OOM} (79.10 to 79.22 GiB by driver)",
     ),
     _gpu(
@@ -183,6 +197,7 @@ GPUS: tuple[Gpu, ...] = (
         2039,
         (756, 756, 1513),
         114,
+        _GEN5,
         _GEN5,
         f"NVIDIA H100 datasheet; {_OOM}",
     ),
@@ -194,6 +209,7 @@ GPUS: tuple[Gpu, ...] = (
         (148, 148, 296),
         78,
         _NV4,
+        _GEN5,
         f"NVIDIA H20 product brief; {_OOM} (95.00 to 95.22 GiB by driver)",
     ),
     _gpu(
@@ -204,6 +220,7 @@ GPUS: tuple[Gpu, ...] = (
         (312, 312, None),
         108,
         ("NVLink", 300.0),
+        _GEN4,
         f"NVIDIA A100 datasheet (SXM4); {_OOM} (79.14 to 79.25 GiB by driver)",
     ),
     _gpu(
@@ -213,6 +230,7 @@ GPUS: tuple[Gpu, ...] = (
         1935,
         (312, 312, None),
         108,
+        _GEN4,
         _GEN4,
         f"NVIDIA A100 datasheet (PCIe); {_OOM}",
     ),
@@ -224,6 +242,7 @@ GPUS: tuple[Gpu, ...] = (
         (312, 312, None),
         108,
         ("NVLink", 300.0),
+        _GEN4,
         f"NVIDIA A100 datasheet (SXM4 40 GB); {_OOM} (39.38 to 39.56 GiB by driver)",
     ),
     _gpu(
@@ -233,6 +252,7 @@ GPUS: tuple[Gpu, ...] = (
         864,
         (362.05, 362.05, 733),
         142,
+        _GEN4,
         _GEN4,
         f"NVIDIA L40S datasheet; {_OOM} (44.34 to 44.52 GiB by driver; ECC on)",
     ),
@@ -244,6 +264,7 @@ GPUS: tuple[Gpu, ...] = (
         (121, 121, 242.5),
         58,
         _GEN4,
+        _GEN4,
         f"NVIDIA L4 datasheet, half of its rates with sparsity; {_OOM} (ECC on)",
     ),
     _gpu(
@@ -254,10 +275,19 @@ GPUS: tuple[Gpu, ...] = (
         (70, 70, None),
         80,
         _GEN4,
+        _GEN4,
         f"AWS EC2 G5 specification; {_OOM} (ECC on)",
     ),
     _gpu(
-        "A10", "A10 24GB", 22.05, 600, (125, 125, None), 72, _GEN4, f"NVIDIA A10 datasheet; {_OOM} (ECC on)"
+        "A10",
+        "A10 24GB",
+        22.05,
+        600,
+        (125, 125, None),
+        72,
+        _GEN4,
+        _GEN4,
+        f"NVIDIA A10 datasheet; {_OOM} (ECC on)",
     ),
     _gpu(
         "RTX A6000",
@@ -266,6 +296,7 @@ GPUS: tuple[Gpu, ...] = (
         768,
         (154.8, 154.8, None),
         84,
+        _GEN4,
         _GEN4,
         f"NVIDIA RTX A6000 datasheet; {_OOM}",
     ),
@@ -277,6 +308,7 @@ GPUS: tuple[Gpu, ...] = (
         (209.5, 209.5, 419),
         170,
         _GEN5,
+        _GEN5,
         f"NVIDIA RTX Blackwell architecture paper, FP32 accumulation; {_OOM}",
     ),
     _gpu(
@@ -286,6 +318,7 @@ GPUS: tuple[Gpu, ...] = (
         1008,
         (165.2, 165.2, 330.3),
         128,
+        _GEN4,
         _GEN4,
         f"NVIDIA Ada architecture paper, FP32 accumulation; {_OOM} (23.52 to 23.65 GiB by driver)",
     ),
@@ -297,6 +330,7 @@ GPUS: tuple[Gpu, ...] = (
         (71, 71, None),
         82,
         _GEN4,
+        _GEN4,
         f"NVIDIA Ampere GA102 architecture paper, FP32 accumulation; {_OOM}",
     ),
     _gpu(
@@ -306,7 +340,8 @@ GPUS: tuple[Gpu, ...] = (
         320,
         (None, 65, None),
         40,
-        ("PCIe", 16.0),
+        _GEN3,
+        _GEN3,
         f"NVIDIA T4 datasheet; {_OOM} (14.56 to 14.75 GiB by driver; ECC on)",
     ),
     _gpu(
@@ -317,6 +352,7 @@ GPUS: tuple[Gpu, ...] = (
         (1307.4, 1307.4, 2614.9),
         304,
         ("Infinity Fabric", 448.0),
+        _GEN5,
         f"AMD Instinct MI300X datasheet; {_OOM} (191.69 to 191.98 GiB by driver)",
     ),
     _gpu(
@@ -327,6 +363,7 @@ GPUS: tuple[Gpu, ...] = (
         (1307.4, 1307.4, 2614.9),
         304,
         ("Infinity Fabric", 448.0),
+        _GEN5,
         "AMD Instinct MI325X datasheet; 256 GiB less the 0.31 GiB that the MI300X's driver keeps",
     ),
 )

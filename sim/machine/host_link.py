@@ -1,9 +1,9 @@
-"""Link between a GPU and its host's memory: what a copy of KV blocks reaches, by PCIe generation.
+"""Link between a GPU and its host's memory: what a copy of KV blocks reaches of the PCIe link's rate.
 
 PCIe 5: a plain copy from pinned memory reached 54.7 of 64 GB/s on an H200, one way; our engine's reloads
-reached 46.6 GB/s in a run (docs/engine.md). PCIe 4 is assumed to reach about the same share, 25 of 32 GB/s:
-it was not measured. The disk is assumed to be one NVMe drive on PCIe 4: 6 GB/s read, 3 GB/s written for long,
-0.2 ms per job; this was not measured either.
+reached 46.6 GB/s in a run (docs/engine.md). Older links are assumed to reach about the same share, 25 of 32
+GB/s over PCIe 4 and 12.5 of 16 GB/s over PCIe 3: they were not measured. The disk is assumed to be one NVMe
+drive on PCIe 4: 6 GB/s read, 3 GB/s written for long, 0.2 ms per job; this was not measured either.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from pagecast.sim.machine.gpus import Gpu
 
-_OLDER = ("A100", "A10", "A10G", "A30", "A40", "L4", "L40", "L40S", "RTX", "T4", "V100", "MI250X", "MI210")
-GEN4_BYTES_PER_S = 25e9
-GEN5_BYTES_PER_S = 55e9
+_PCIE5_BYTES_PER_S = 64e9
+_MEASURED_SHARE = 55 / 64
+_ASSUMED_SHARE = 25 / 32
 DISK_LOAD_GB_PER_S = 6.0
 DISK_STORE_GB_PER_S = 3.0
 DISK_LATENCY_MS = 0.2
@@ -61,5 +61,6 @@ class HostLinks(NamedTuple):
 
 def host_bytes_per_s(gpu: Gpu) -> float:
     """Bytes per second that a copy between host and device reaches, one way."""
-    older = gpu.name.split()[0] in _OLDER
-    return GEN4_BYTES_PER_S if older else GEN5_BYTES_PER_S
+    rate = gpu.host_link_bytes_per_s
+    share = _MEASURED_SHARE if rate >= _PCIE5_BYTES_PER_S else _ASSUMED_SHARE
+    return rate * share

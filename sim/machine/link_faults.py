@@ -20,14 +20,25 @@ def parse_link_faults(text: str) -> dict[str, dict[str, float]]:
         link, _, fields = part.strip().partition(":")
         if link not in LINKS:
             raise ValueError(f"{link!r} is no link; name one of {', '.join(LINKS)}, as host-load:failing=0.1")
-        faults[link] = dict(_field(link, field) for field in fields.split(","))
+        if link in faults:
+            raise ValueError(f"link {link!r} is given twice; give it once, its fields with commas")
+        faults[link] = _faults_of(link, fields)
     return faults
 
 
-def _field(link: str, field: str) -> tuple[str, float]:
-    name, _, text = field.strip().partition("=")
-    if name not in _FIELDS:
-        raise ValueError(f"{link} has {name!r}; it may have {', '.join(_FIELDS)}")
+def _faults_of(link: str, text: str) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, number = part.strip().partition("=")
+        if name not in _FIELDS:
+            raise ValueError(f"{link} has {name!r}; it may have {', '.join(_FIELDS)}")
+        if _FIELDS[name] in values:
+            raise ValueError(f"{link}: field {name!r} is given twice; keep one")
+        values[_FIELDS[name]] = _number(link, name, number)
+    return values
+
+
+def _number(link: str, name: str, text: str) -> float:
     try:
         number = float(text)
     except ValueError:
@@ -36,7 +47,7 @@ def _field(link: str, field: str) -> tuple[str, float]:
         raise ValueError(f"{link}: factor is {text}, must be at least 1")
     if name != "factor" and not 0 <= number <= 1:
         raise ValueError(f"{link}: {name} is {text}, must be a share from 0 to 1")
-    return _FIELDS[name], number
+    return number
 
 
 def with_faults(link: LinkSpec, name: str, text: str | None) -> LinkSpec:

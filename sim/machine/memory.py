@@ -9,6 +9,7 @@ fraction, and what it leaves to the margin.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from math import ceil
 from typing import Any, NamedTuple
@@ -41,6 +42,9 @@ COMPILE_BYTES = 400 * MIB
 # tests/sim/machine/test_memory.py.
 UNCERTAIN_BYTES = 768 * MIB
 _TABLE_ENTRY_BYTES = 4  # one block in a request's block table on the GPU
+_LEAST_BLOCKS = 2  # a usable one and the null block
+# Where a cache has no room but would have with these, they are named as what takes it.
+_USUAL_BLOCK_SIZE, _USUAL_BATCHED_TOKENS = 16, 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,21 +151,23 @@ def hbm_budget(
         },
     )
     model.check_tensor_parallel(tensor_parallel_size)
-    layout = model_layout(
+    layout_of = partial(
+        model_layout,
         model,
-        block_size,
         tensor_parallel_size=tensor_parallel_size,
         kv_cache_dtype=kv_cache_dtype,
         disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
     )
+    layout = layout_of(block_size)
     lean = activations.lean_runner(model, model_runner)
     profile = _Profile(max_num_batched_tokens, max_num_seqs, max_model_len, enforce_eager, lean)
     fixed = _fixed_items(model, gpu, tensor_parallel_size, moe_data_parallel_size, profile)
     limits = _limits(gpu, fixed, layout, gpu_memory_utilization, free_gpu_memory_fraction, kv_tokens)
     limit = min(limits, key=limits.__getitem__)
     blocks = int(limits[limit] // layout.block_bytes)
-    if blocks < 2:
-        raise BadInput(_no_room(model, gpu, fixed, limit, limits[limit]))
+    if blocks < _LEAST_BLOCKS:
+        shortage = _Shortage(limit, limits[limit], layout, layout_of(min(block_size, _USUAL_BLOCK_SIZE)))
+        raise BadInput(_no_room(model, gpu, fixed, max_num_batched_tokens, shortage))
     return _budget(
         model,
         gpu,
@@ -324,18 +330,44 @@ def _fixed_items(model: ModelFacts, gpu: Gpu, tp: int, dp: int, profile: _Profil
     return tuple(item for item in items if item.bytes)
 
 
-def _no_room(model: ModelFacts, gpu: Gpu, fixed: tuple[Item, ...], limit: str, left: float) -> str:
-    counted = sum(item.bytes for item in fixed if item.counted)
-    weights = sum(item.bytes for item in fixed if item.name == "weights")
+class _Shortage(NamedTuple):
+    """A limit that leaves too few bytes for blocks of `layout`; `usual` has blocks of the usual size."""
+
+    limit: str
+    left: float
+    layout: BlockLayout
+    usual: BlockLayout
+
+
+def _no_room(
+    model: ModelFacts, gpu: Gpu, fixed: tuple[Item, ...], step_tokens: int, shortage: _Shortage
+) -> str:
+    """What takes the room, and what to change; `step_tokens`: the most tokens of a step."""
+    limit, left, layout, usual = shortage
+    weights, activation = (
+        sum(item.bytes for item in fixed if item.name == name) for name in ("weights", "activations")
+    )
+    needed = _LEAST_BLOCKS * usual.block_bytes
+    spared = activation * max(1 - _USUAL_BATCHED_TOKENS / step_tokens, 0)
+    text = f"{model.name} leaves no room for a KV cache on {gpu.name}: "
     if weights > gpu.hbm_bytes:
-        return (
-            f"{model.name} leaves no room for a KV cache on {gpu.name}: its weights take "
-            f"{weights / GIB:.2f} GiB on each GPU, which has {gpu.hbm_bytes / GIB:.2f} GiB; raise "
-            "tensor_parallel_size, or choose "
-            "a larger GPU or a smaller weight format"
+        return text + (
+            f"its weights take {weights / GIB:.2f} GiB on each GPU, which has {gpu.hbm_bytes / GIB:.2f} GiB; "
+            "raise tensor_parallel_size, or choose a larger GPU or a smaller weight format"
         )
-    return (
-        f"{model.name} leaves no room for a KV cache on {gpu.name}: {limit} leaves {left / GIB:.2f} GiB "
-        f"after {counted / GIB:.2f} GiB of weights and workspace; raise the limit or tensor_parallel_size, "
-        "or choose a larger GPU or a smaller weight format"
+    if left < needed <= left + spared:
+        return text + (
+            f"activations of a step of {step_tokens:,} tokens take {activation / GIB:.2f} GiB; lower "
+            "max_num_batched_tokens"
+        )
+    if needed <= left:
+        return text + (
+            f"a block of {layout.block_size:,} tokens takes {layout.block_bytes / GIB:.2f} GiB, and {limit} "
+            f"leaves {left / GIB:.2f} GiB for {_LEAST_BLOCKS} of them or more (one is the null block); lower "
+            "block_size"
+        )
+    counted = sum(item.bytes for item in fixed if item.counted)
+    return text + (
+        f"{limit} leaves {left / GIB:.2f} GiB after {counted / GIB:.2f} GiB of weights and workspace; raise "
+        "the limit or tensor_parallel_size, or choose a larger GPU or a smaller weight format"
     )

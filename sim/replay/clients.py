@@ -8,6 +8,7 @@ what lets the replica advance many steps at once.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,12 +74,12 @@ class Arrivals:
         if self.next_ns > now:
             return None
         if self._cancels:
-            cancels = self.due_cancel(now)
-            if cancels is not None:
-                return cancels, None
-        return self.due(now)
+            row = self.take_cancel(now)
+            if row is not None:
+                return row, None
+        return self.take_arrival(now)
 
-    def due(self, now: int) -> tuple[int, int] | None:
+    def take_arrival(self, now: int) -> tuple[int, int] | None:
         """Takes the next arrival that has come by `now`, as `(row, arrival_ns)`."""
         later = self._later
         times = self._times
@@ -101,7 +102,7 @@ class Arrivals:
             self.next_ns = times[at] if at < len(times) else NEVER_NS
         return row, time
 
-    def due_cancel(self, now: int) -> int | None:
+    def take_cancel(self, now: int) -> int | None:
         """Takes the next client that has given up by `now`: its row."""
         if self._cancels and self._cancels[0][0] <= now:
             row = heapq.heappop(self._cancels)[1]
@@ -172,7 +173,8 @@ class ClosedLoop(Arrivals):
     A user takes the next chain of the trace (a session, or a single request) when the last one has ended.
     `think_s` None: nobody pauses, so that `users` requests are in the server all the time. Else a user
     pauses before each chain for a time drawn with `seed` from an exponential distribution of this mean, so
-    that users don't come in waves, and within one as the trace says (`gap_s`).
+    that users don't come in waves, and within one as the trace says (`gap_s`). A user passes over a
+    retry that is not needed.
     """
 
     def __init__(self, trace: Trace, users: int, think_s: float | None = None, seed: int = 0) -> None:
@@ -180,29 +182,39 @@ class ClosedLoop(Arrivals):
             raise BadInput(f"users is {users}; there must be at least 1")
         super().__init__(_all_at_once(trace))
         chains = Chains.of(trace)
-        self._chain_starts: list[int] = chains.first.tolist()
+        self._chain_starts: Iterator[int] = iter(chains.first.tolist())
         self._follower: list[int] = chains.follower.tolist()
+        self._repeated: list[int] = trace.integers("after").tolist()
         pause_s = np.zeros(len(trace))
         if think_s is not None:
             # Turns that came at times of their own don't tell how long their user paused: as before a chain.
             think_times = np.random.default_rng(seed).exponential(think_s, len(trace))
             pause_s = np.where(trace.integers("after") >= 0, trace.seconds("gap_s"), think_times)
         self._gap_ns = np.rint(pause_s * NS).astype(np.int64).tolist()
-        self._next_chain = min(users, len(self._chain_starts))
-        starts = sorted((self._gap_ns[row], row) for row in self._chain_starts[: self._next_chain])
+        rows = [self._next_row() for _ in range(min(users, len(trace)))]
+        starts = sorted((self._gap_ns[row], row) for row in rows if row >= 0)
         self._times, self._rows = [time for time, _ in starts], [row for _, row in starts]
         self._look_ahead()
 
     def ended(self, row: int, now: int) -> None:
         """A request has ended: its user goes on with the chain, or takes the next one."""
-        follower = self._follower[row]
-        if follower < 0 and self._next_chain < len(self._chain_starts):
-            follower = self._chain_starts[self._next_chain]
-            self._next_chain += 1
+        follower = self._next_row(row)
         if follower >= 0:
             heapq.heappush(self._later, (now + self._gap_ns[follower], follower))
         super().ended(row, now)
         self._look_ahead()
+
+    def _next_row(self, row: int = -1) -> int:
+        """What a user sends next, after `row` or as its first; -1: nothing is left."""
+        while True:
+            row = self._follower[row] if row >= 0 else -1
+            if row < 0:
+                row = next(self._chain_starts, -1)
+            if row < 0 or self._retries is None or not self._retries[row]:
+                return row
+            if self._repeated[row] in self._unserved:
+                return row
+            self.skipped += 1
 
 
 def _all_at_once(trace: Trace) -> Trace:

@@ -16,6 +16,7 @@ from pagecast.sim.core.retention import Retention
 from pagecast.sim.replay.clients import NS
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Spans, Trace
+from pagecast.traces.texts import multimodal_items
 
 _ROWS_AT_ONCE = 256
 
@@ -58,13 +59,9 @@ class Feed:
 
     def request(self, row: int, arrival_ns: int) -> Request:
         """The request of a row, arriving at `arrival_ns`. Its id is the row number."""
-        if self._rollout_ns is not None and arrival_ns >= self._rollout_ns:
-            keys = self._revised_keys(row)
-        else:
-            keys = self.keys(row)
         request = Request(
             str(row),
-            keys,
+            self.keys(row, revised=self.is_revised(arrival_ns)),
             self.input_tokens[row],
             self.output_tokens[row],
             arrival_ns=arrival_ns,
@@ -85,13 +82,15 @@ class Feed:
         if self._retention is not None:
             request.retention = self._retention[row]
 
-    def keys(self, row: int) -> BlockKeys:
-        """The keys of a row's blocks."""
-        return self._keys_in(row, DEFAULT_SCOPE if self._scopes is None else self._scopes[row])
+    def is_revised(self, arrival_ns: int) -> bool:
+        """Whether a request that arrives then is for the new revision of its model."""
+        return self._rollout_ns is not None and arrival_ns >= self._rollout_ns
 
-    def _revised_keys(self, row: int) -> BlockKeys:
-        """The keys of a row's blocks for the new revision of its model."""
+    def keys(self, row: int, *, revised: bool = False) -> BlockKeys:
+        """The keys of a row's blocks; `revised`: for the new revision of its model."""
         scope = DEFAULT_SCOPE if self._scopes is None else self._scopes[row]
+        if not revised:
+            return self._keys_in(row, scope)
         keys = self._keys_in(row, replace(scope, model=f"{scope.model} (new revision)"))
         self.new_keys.update(keys.digests)
         return keys
@@ -119,7 +118,7 @@ class Feed:
         """The keys of a row that may have token ids, multimodal items or public tokens."""
         prompt = self.input_tokens[row]
         public = None if self._public is None else self._public[row]
-        items = items_of(self._items[row], prompt, row) if self._items is not None else []
+        items = _items_of(self._items[row], prompt, row) if self._items is not None else []
         if self._ids is not None:
             ids = _ids_with(self._ids[row], items) if items else self._ids[row]
             keys = BlockKeys.of_ids(self.block_size, ids, scope, public=public)
@@ -165,20 +164,12 @@ class SpanRows:
         self._pieces = list(zip(*(column[low:high].tolist() for column in columns), strict=True))
 
 
-def items_of(text: str, tokens: int, row: int) -> list[tuple[str, int, int]]:
-    """The multimodal items `IDENTIFIER@OFFSET+LENGTH` of a prompt of so many tokens. Errors: BadInput."""
-    items = []
-    end = 0
-    for part in text.split():
-        name, _, place = part.rpartition("@")
-        offset, plus, length = place.partition("+")
-        if not (name and plus and offset.isdecimal() and length.isdecimal()) or int(length) < 1:
-            raise BadInput(f"row {row}: multimodal has {part!r}; it must be IDENTIFIER@OFFSET+LENGTH")
-        if int(offset) < end or int(offset) + int(length) > tokens:
-            raise BadInput(f"row {row}: multimodal item {part!r} overlaps another, or the prompt's end")
-        end = int(offset) + int(length)
-        items.append((name, int(offset), int(length)))
-    return items
+def _items_of(text: str, tokens: int, row: int) -> list[tuple[str, int, int]]:
+    """The multimodal items of a prompt of so many tokens. Errors: BadInput naming the row."""
+    try:
+        return multimodal_items(text, tokens)
+    except BadInput as error:
+        raise BadInput(f"row {row}: multimodal: {error}") from None
 
 
 def _ids_with(ids: npt.NDArray[np.int64], items: list[tuple[str, int, int]]) -> npt.NDArray[np.int64]:

@@ -8,11 +8,15 @@ tokens at arrival (hashing and searching), where the costs tell it from the time
 allocation is an attempt, in one step, to admit or to go on that found too few blocks; a queue that stays
 blocked is counted when it became so. Recomputed tokens are those computed before a preemption and not found
 in the cache after it.
+
+Eligible are the prompt tokens that the device can have cached: the whole blocks before a prompt's last token,
+which is always computed. A host tier may bring more of a prompt; what it brought is eligible, too. A block
+that matched partly is not reused.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +86,34 @@ def request_table(
     table["tpot_s"] = np.where(gaps > 0, table["decode_s"] / np.maximum(gaps, 1), np.nan)
     table["reason"] = [reasons.get(row, "") for row in table["row"].tolist()] if reasons else ""
     return table
+
+
+class PrefixHits(NamedTuple):
+    """Prompt tokens of admitted requests that could be reused, and those that were, at first admission."""
+
+    eligible: int
+    reused: int
+
+    @property
+    def rate(self) -> float:
+        """The share of eligible tokens that were reused, from 0 to 1; 0 where there are none."""
+        return self.reused / self.eligible if self.eligible else 0.0
+
+
+def whole_blocks(prompt_tokens: Ints, block_size: int | Ints) -> Ints:
+    """Tokens in the whole blocks before the last token of each prompt."""
+    return (prompt_tokens - 1) // block_size * block_size
+
+
+def prefix_hits(table: pd.DataFrame, block_size: int | Ints) -> PrefixHits:
+    """The prefix hits of a table's admitted requests. `block_size`: in tokens, of all rows or of each."""
+    admitted = ~np.isnan(table["admitted_s"].to_numpy(np.float64))
+    prompts, cached, partial = (
+        table[name].to_numpy(np.int64) for name in ("input_tokens", "cached_tokens", "partial_tokens")
+    )
+    reused = (cached - partial)[admitted]
+    eligible = np.maximum(whole_blocks(prompts, block_size)[admitted], reused)
+    return PrefixHits(int(eligible.sum()), int(reused.sum()))
 
 
 def prompt_sources(admitted: pd.DataFrame) -> dict[str, int]:

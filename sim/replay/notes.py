@@ -7,8 +7,6 @@ from collections.abc import Iterator
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import StepCosts
-from pagecast.sim.machine.gpus import gpu as find_gpu
-from pagecast.sim.machine.memory import hbm_budget
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.note import Note
 from pagecast.sim.replay.recorder import Recorder
@@ -17,6 +15,11 @@ from pagecast.sim.speculation.recorded import ACCEPTED
 from pagecast.traces.schema import Trace
 
 UNCERTAIN_PART = 0.1  # of the KV blocks: a forecast with less certain memory says so
+_LIMITS = (
+    "gpu_memory_utilization",
+    "free_gpu_memory_fraction",
+    "kv_tokens",
+)  # `num_gpu_blocks` replaces them
 
 
 def notes(
@@ -41,6 +44,7 @@ def notes(
         texts.append(outside(context, recorder.most_tokens, recorder.most_requests, scenario.block_size))
     texts += [_too_long(scenario, longest), _windows(scenario, blocks_per_block), *_override(scenario)]
     texts += [memory_note(scenario), _speculation(scenario), _acceptance(scenario, trace)]
+    texts.append(_without_effect(scenario, trace))
     return tuple(note for note in texts if note)
 
 
@@ -75,6 +79,16 @@ def _acceptance(scenario: Scenario, trace: Trace) -> Note | None:
     return Note("no_acceptance", method=config.method, drafts=config.num_speculative_tokens)
 
 
+def _without_effect(scenario: Scenario, trace: Trace) -> str:
+    """One text on all fields that are given and change nothing; empty where there are none."""
+    parts = []
+    for names, need in scenario.without_effect(trace.requests):
+        *first, last = names
+        listed = f"{', '.join(first)} and {last}" if first else last
+        parts.append(f"{listed} {'have' if first else 'has'} no effect without {need}")
+    return f"{'; '.join(parts)}." if parts else ""
+
+
 def memory_note(scenario: Scenario) -> Note | None:
     """A note where a real start may have another number of KV blocks, by more than 10%."""
     budget = scenario.budget()
@@ -88,11 +102,7 @@ def _override(scenario: Scenario) -> Iterator[Note]:
     blocks = scenario.num_gpu_blocks
     if blocks is None:
         return
-    unused = tuple(
-        name
-        for name in ("gpu_memory_utilization", "free_gpu_memory_fraction", "kv_tokens")
-        if getattr(scenario, name) is not None
-    )
+    unused = tuple(name for name in _LIMITS if getattr(scenario, name) is not None)
     if unused:
         yield Note("blocks_given", blocks=blocks, unused=unused)
     most = most_blocks(scenario)
@@ -109,17 +119,9 @@ def _override(scenario: Scenario) -> Iterator[Note]:
 
 def most_blocks(scenario: Scenario) -> int:
     """The blocks that fit where the engine takes the whole GPU; 0 where not even the weights do."""
+    whole = dict.fromkeys(_LIMITS) | {"num_gpu_blocks": None, "gpu_memory_utilization": 1.0}
     try:
-        budget = hbm_budget(
-            find_model(scenario.model),
-            find_gpu(scenario.gpu),
-            tensor_parallel_size=scenario.tensor_parallel_size,
-            gpu_memory_utilization=1.0,
-            block_size=scenario.block_size,
-            max_num_seqs=scenario.max_num_seqs,
-            max_num_batched_tokens=scenario.max_num_batched_tokens,
-            kv_cache_dtype=scenario.kv_cache_dtype,
-        )
+        budget = scenario.model_copy(update=whole).budget()
     except BadInput:
         return 0
-    return budget.num_gpu_blocks
+    return 0 if budget is None else budget.num_gpu_blocks

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
-from pagecast.sim.core.tiers.offloading import Offloading
 from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
-from pagecast.sim.replay.disk_transfers import DiskTransfers
-from pagecast.sim.replay.transfers import Transfers
+from pagecast.sim.replay.replica import Replica
 
 
-def offloading_figures(
-    offloading: Offloading,
-    transfers: Transfers,
-    table: pd.DataFrame,
-    makespan_s: float,
-    disk: DiskTransfers | None = None,
-) -> dict[str, Any]:
+def offloading_figures(replicas: Sequence[Replica], table: pd.DataFrame, makespan_s: float) -> dict[str, Any]:
     """Hits of prompt tokens on the device and from the host, at first admission, and the transfers.
 
-    `busy` is the share of the makespan in which a direction carried something, `wait_s` for how long its
-    transfers waited for one another; `flush_wait_s` for how long steps waited for stores.
+    `table` has the requests of all replicas. What the replicas counted is added up, save `busy`: the share of
+    the makespan in which a direction carried something, as a mean of the replicas. `wait_s` is for how long
+    its transfers waited for one another; `flush_wait_s` for how long steps waited for stores. Empty where no
+    replica has a host tier.
     """
+    counted = [_counted(replica, makespan_s) for replica in replicas if replica.transfers is not None]
+    if not counted:
+        return {}
+    totals = {name: sum(each.get(name, 0) for each in counted) for each in counted for name in each}
+    for name in totals:
+        if name.endswith("_busy"):
+            totals[name] /= len(counted)
+    return _hits(table, disk="disk_blocks" in totals) | totals
+
+
+def _hits(table: pd.DataFrame, *, disk: bool) -> dict[str, Any]:
+    """Prompt tokens found on the device and in the host; with a `disk`, those that came from there first."""
     admitted = table[table["admitted_s"].notna()]
     tokens = int(admitted["input_tokens"].sum())
     cached, external = int(admitted["cached_tokens"].sum()), int(admitted["external_tokens"].sum())
@@ -32,6 +39,23 @@ def offloading_figures(
         "device_hit_rate": (cached - external) / tokens if tokens else 0.0,
         "host_hit_rate": external / tokens if tokens else 0.0,
         "requests_with_host_hit": int((admitted["external_tokens"] > 0).sum()),
+    }
+    if disk:
+        found = int(admitted["disk_tokens"].sum())
+        figures |= {
+            "disk_hit_tokens": found,
+            "disk_hit_rate": found / tokens if tokens else 0.0,
+            "requests_with_disk_hit": int((admitted["disk_tokens"] > 0).sum()),
+        }
+    return figures
+
+
+def _counted(replica: Replica, makespan_s: float) -> dict[str, Any]:
+    """What one replica's tiers and transfers counted."""
+    offloading, transfers, disk = replica.scheduler.offloading, replica.transfers, replica.disk
+    assert offloading is not None
+    assert transfers is not None
+    figures = {
         "host_blocks": offloading.host.room,
         "used_host_blocks": offloading.host.used,
         "evicted_host_blocks": offloading.host.evicted_blocks,
@@ -42,29 +66,13 @@ def offloading_figures(
         **transfers.figures(makespan_s),
     }
     if disk is not None and isinstance(offloading, TieredOffloading):
-        figures |= _disk_figures(offloading, disk, admitted, tokens, makespan_s)
+        figures |= {
+            "disk_blocks": len(disk.disk.stored),
+            "promoted_blocks": disk.disk.promoted_blocks,
+            "cascaded_blocks": disk.disk.cascaded_blocks,
+            "refused_promotions": offloading.tiers.refused_promotions,
+            "lost_disk_loads": disk.disk.lost_promotions,
+            "lost_disk_stores": disk.disk.lost_stores,
+            **disk.figures(makespan_s),
+        }
     return figures
-
-
-def _disk_figures(
-    offloading: TieredOffloading,
-    transfers: DiskTransfers,
-    admitted: pd.DataFrame,
-    tokens: int,
-    makespan_s: float,
-) -> dict[str, Any]:
-    """Of the hits in the host, those that came from the disk first; and what moved between the two."""
-    disk = offloading.disk
-    found = int(admitted["disk_tokens"].sum())
-    return {
-        "disk_hit_tokens": found,
-        "disk_hit_rate": found / tokens if tokens else 0.0,
-        "requests_with_disk_hit": int((admitted["disk_tokens"] > 0).sum()),
-        "disk_blocks": len(disk.stored),
-        "promoted_blocks": disk.promoted_blocks,
-        "cascaded_blocks": disk.cascaded_blocks,
-        "refused_promotions": offloading.tiers.refused_promotions,
-        "lost_disk_loads": disk.lost_promotions,
-        "lost_disk_stores": disk.lost_stores,
-        **transfers.figures(makespan_s),
-    }

@@ -20,6 +20,7 @@ from typing import Any
 
 import simpy
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.pipeline import Pipeline
 from pagecast.sim.core.plan import DONE, StepPlan
 from pagecast.sim.core.request import Request, State
@@ -158,6 +159,8 @@ class Replica:
             gap += self._host_ns(plan.decode_n)
         steps = self._begun(plan, self.costs.decode_line(plan.decode_n), gap, now)
         running = scheduler.running
+        if isinstance(self._memory, HybridMemory):
+            return used + self._memory.blocks_added(running.decoders.requests, running.tick, steps)
         return used + running.decoders.crossings(running.tick, steps)[1] * self._memory.crossing_blocks
 
     @property

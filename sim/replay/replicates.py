@@ -21,6 +21,7 @@ from pagecast.sim.replay.cores import cores
 from pagecast.sim.replay.simulation import Result, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
+from pagecast.traces.seeds import checked_seed
 
 LOW, HIGH = 5.0, 95.0  # percentiles: a 90% interval
 LEAST = 20  # draws; with so many, the lowest lies at the 5th percentile in the mean
@@ -119,6 +120,7 @@ class Study:
     replicates have the same trace. `figures` reads figures by name from a result. `replay` serves a trace in
     a scenario; its third argument changes the step costs. `observe` makes of a result what is measured of it,
     given the number of the draw (None: no draw) and the seed. All must be importable in another process.
+    Errors: BadInput for a negative seed.
     """
 
     trace: Trace
@@ -128,6 +130,9 @@ class Study:
     figures: FiguresOf = summary_figures
     replay: ReplayOf = replay_alone
     observe: Observe | None = None
+
+    def __post_init__(self) -> None:
+        checked_seed(self.seed)
 
     def run(self, job: ReplicateJob) -> dict[str, float]:
         """The figures of one replay."""

@@ -20,6 +20,7 @@ from pagecast.sim.note import Note
 from pagecast.traces.operations import mix, select
 from pagecast.traces.recipe import another
 from pagecast.traces.schema import Trace, nominal_arrival_s, table
+from pagecast.traces.seeds import checked_seed
 
 Ints = npt.NDArray[np.int64]
 
@@ -30,8 +31,11 @@ GENERATOR, SESSIONS, WINDOWS_OF_TIME = "generator", "sessions", "windows"  # whe
 
 
 def resample(trace: Trace, seed: int) -> Trace:
-    """A trace of the same kind, drawn with `seed`: by its generator where it has one, else from itself."""
-    return another(trace, seed) or _resampled(trace, seed)
+    """A trace of the same kind, drawn with `seed`: by its generator where it has one, else from itself.
+
+    Errors: BadInput for a seed below 0.
+    """
+    return another(trace, checked_seed(seed)) or _resampled(trace, seed)
 
 
 def _resampled(trace: Trace, seed: int) -> Trace:

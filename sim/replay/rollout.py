@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.pool import Watcher
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import Batch, StepCosts
 from pagecast.sim.replay.clients import NS
@@ -21,43 +22,71 @@ _NS = 1e-9
 class RevisionWatch:
     """Counts the cached blocks of the old revision (a `Watcher` of the pool).
 
-    `new_keys`: the keys of the new one. `clock`: the time of the replica. `gone_ns`: when the last old block
-    was evicted, once the rollout had begun; None while there are some. Times are exact to a step, or to a
-    stretch of decode steps.
+    `new_keys`: the keys of the new one. `clock`: the time of the replica. `beside`: another watcher of the
+    same pool, who is told the same. Times are exact to a step, or to a stretch of decode steps.
     """
 
-    def __init__(self, at_ns: int, new_keys: Container[bytes], clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        at_ns: int,
+        new_keys: Container[bytes],
+        clock: Callable[[], int],
+        beside: Watcher | None = None,
+    ) -> None:
         self.old_blocks = 0
-        self.blocks_at_rollout: int | None = None
-        self.gone_ns: int | None = None
         self.at_ns = at_ns
         self._new_keys = new_keys
         self._clock = clock
+        self._beside = beside
+        self._blocks_before = 0  # old blocks before the first change since the rollout
+        self._changed_ns = 0  # when `old_blocks` changed last
+
+    @property
+    def blocks_at_rollout(self) -> int:
+        """Old blocks when the rollout began; as of now where it has not."""
+        return self._blocks_before if self._changed_ns >= self.at_ns else self.old_blocks
+
+    @property
+    def gone_ns(self) -> int | None:
+        """When the last old block was evicted, not before the rollout; None while there are some."""
+        return None if self.old_blocks else max(self._changed_ns, self.at_ns)
 
     def stored(self, key: bytes, begin: int, end: int) -> None:
         """These blocks can be found from now on."""
         if key not in self._new_keys:
-            self._look()
-            self.old_blocks += end - begin
-            self.gone_ns = None
+            self._change(end - begin, self._clock())
+        if self._beside is not None:
+            self._beside.stored(key, begin, end)
 
     def removed(self, key: bytes, begin: int, end: int) -> None:
         """These blocks can no longer be found."""
         if key not in self._new_keys:
-            self._look()
-            self.old_blocks -= end - begin
-            if not self.old_blocks and self.blocks_at_rollout is not None:
-                self.gone_ns = self._clock()
+            self._change(begin - end, self._clock())
+        if self._beside is not None:
+            self._beside.removed(key, begin, end)
 
-    def _look(self) -> None:
-        if self.blocks_at_rollout is None and self._clock() >= self.at_ns:
-            self.blocks_at_rollout = self.old_blocks
+    def lose_all(self, now: int) -> None:
+        """The replica is gone, and all its blocks with it."""
+        if self.old_blocks:
+            self._change(-self.old_blocks, now)
+
+    def _change(self, blocks: int, now: int) -> None:
+        if self._changed_ns < self.at_ns <= now:
+            self._blocks_before = self.old_blocks
+        self._changed_ns = now
+        self.old_blocks += blocks
 
 
 def watch_revision(
-    scenario: Scenario, scheduler: Scheduler, new_keys: Container[bytes], clock: Callable[[], int]
+    scenario: Scenario,
+    scheduler: Scheduler,
+    new_keys: Container[bytes],
+    clock: Callable[[], int],
+    beside: Watcher | None = None,
 ) -> RevisionWatch | None:
     """A watch on the pool where the scenario has a rollout; None where it has none.
+
+    `beside`: another watcher for the same pool.
 
     Errors: BadInput for memories whose pool tells nobody what it evicts.
     """
@@ -67,16 +96,18 @@ def watch_revision(
         raise BadInput(
             f"rollout_at_s needs to hear of all content that is evicted; {scheduler.memory.untold}"
         )
-    watch = RevisionWatch(round(scenario.rollout_at_s * NS), new_keys, clock)
+    watch = RevisionWatch(round(scenario.rollout_at_s * NS), new_keys, clock, beside)
     scheduler.memory.watch(watch)
     return watch
 
 
 def rollout_figures(
-    watch: RevisionWatch, table: pd.DataFrame, before: dict[str, Any], summary: dict[str, Any]
+    watches: Sequence[RevisionWatch], table: pd.DataFrame, before: dict[str, Any], summary: dict[str, Any]
 ) -> dict[str, Any]:
-    """The cost of a rollout, against a replay without it (`before`)."""
-    at_ns = watch.at_ns
+    """The cost of a rollout, against a replay without it (`before`). `watches`: one for each replica."""
+    at_ns = watches[0].at_ns
+    gone_ns = [watch.gone_ns for watch in watches if watch.gone_ns is not None]
+    all_gone = len(gone_ns) == len(watches)
     arrived = table["arrival_s"] >= at_ns * _NS
     return {
         "at_s": at_ns * _NS,
@@ -84,9 +115,9 @@ def rollout_figures(
         "forced_miss_tokens": before["reused_prefix_tokens"] - summary["reused_prefix_tokens"],
         "ttft_p99_s": summary["ttft_s"]["p99"],
         "ttft_p99_without_s": before["ttft_s"]["p99"],
-        "old_blocks_at_rollout": watch.blocks_at_rollout,
-        "old_blocks_at_end": watch.old_blocks,
-        "old_blocks_gone_after_s": None if watch.gone_ns is None else (watch.gone_ns - at_ns) * _NS,
+        "old_blocks_at_rollout": sum(watch.blocks_at_rollout for watch in watches),
+        "old_blocks_at_end": sum(watch.old_blocks for watch in watches),
+        "old_blocks_gone_after_s": (max(gone_ns) - at_ns) * _NS if all_gone else None,
     }
 
 

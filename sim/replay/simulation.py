@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,9 +36,11 @@ from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.folder import replacing, save, save_summary
 from pagecast.sim.replay.kv_event_file import KvEventFile
 from pagecast.sim.replay.metrics import (
+    Ints,
     cached_and_uncached,
     latency_summary,
     prefill_avoided_s,
+    prefix_hits,
     prompt_sources,
     request_table,
     statistics,
@@ -49,7 +51,7 @@ from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
 from pagecast.sim.replay.rollout import RevisionWatch, peak_admission, rollout_figures, watch_revision
 from pagecast.sim.replay.set_up import set_up
-from pagecast.sim.replay.tenancy import isolation_price, tenant_figures, without_salts
+from pagecast.sim.replay.tenancy import isolation_price, merged, tenant_figures, without_salts
 from pagecast.sim.replay.windows import bytes_per_sequence
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -133,82 +135,117 @@ def replay(
         _run(env, recorder, progress)
         wall_s = time.perf_counter() - started
         recorder.close()
-        _check_all_ended(scheduler)
+        check_all_ended(scheduler)
         rows, caching = recorder.requests(), scenario.enable_prefix_caching
         table = request_table(rows, costs, recorder.reasons, caching=caching)
         summary = summarise(table, counters(recorder, scheduler), scenario, costs, wall_s)
         if "tenant" in trace.requests:
             table["tenant"] = trace.column("tenant").fillna("").to_numpy()[table["row"]]
-        summary |= _core_figures(scenario, scheduler, table)
+        summary |= core_figures([(scenario, scheduler)], table, limits.block_size)
         if watch is not None:
             summary["peak"] = peak_admission(table, limits, costs, recorder.most_requests)
         if speculation is not None:
             summary["itl_s"] = statistics(speculation.gaps_s())
             summary["speculation"] = speculation.figures()
-        if scheduler.offloading is not None and replica.transfers is not None:
-            summary["offloading"] = offloading_figures(
-                scheduler.offloading, replica.transfers, table, summary["makespan_s"], replica.disk
-            )
+        if offloading := offloading_figures([replica], table, summary["makespan_s"]):
+            summary["offloading"] = offloading
         remarks = notes(trace, scenario, costs, table, recorder, share)
         result = Result(trace.name, scenario, summary, table, recorder.steps(), remarks)
         if folder is not None:
             save(folder, trace, scenario, costs, summary, table)
     again = partial(replay, costs=costs, arrivals=arrivals, keep_steps=False)
-    comparisons = _comparisons(trace, scenario, result, watch, again)
-    if comparisons:
-        result.summary.update(comparisons)
-        if out is not None:
-            save_summary(Path(out), result.summary)
+    add_comparisons(trace, scenario, result, [watch] if watch is not None else [], again, out)
     return result
 
 
-def _check_all_ended(scheduler: Scheduler) -> None:
+def check_all_ended(scheduler: Scheduler) -> None:
     """Errors: BadInput where requests wait for one another for ever, AssertionError for others left over."""
     count = len(scheduler.requests)
     if count and scheduler.offloading is not None and scheduler.offloading.holders:
-        raise BadInput(
-            f"{count} requests are never served: the first in the queue needs blocks "
-            "that a loaded request behind it holds (as in vLLM 0.24); give more blocks, or use fcfs"
-        )
+        raise BadInput(f"{count} requests are never served: {_why_never(scheduler.limits)}")
     if count:
         raise AssertionError(f"{count} requests never ended")
 
 
-def _core_figures(scenario: Scenario, scheduler: Scheduler, table: pd.DataFrame) -> dict[str, Any]:
-    """Figures of the core's optional parts, by their name in the summary: empty where all are off."""
-    memory = scheduler.memory
+def _why_never(limits: Limits) -> str:
+    """Why requests wait for one another for ever, and what to do."""
+    cause = "the first in the queue needs blocks that a loaded request behind it holds"
+    tenants = limits.tenants
+    if tenants is not None and tenants.limited:
+        return (
+            f"{cause}; a ceiling in `tenants` held back requests in front while those behind them loaded; "
+            "raise the ceilings, give more blocks, or leave out kv_offloading_size"
+        )
+    if tenants is not None and tenants.fair:
+        return (
+            f"{cause}; weights in `tenants` put it in front of what had loaded; "
+            "give more blocks, leave out the weights, or leave out kv_offloading_size"
+        )
+    return f"{cause} (as in vLLM 0.24); give more blocks, or use fcfs"
+
+
+def core_figures(
+    parts: Sequence[tuple[Scenario, Scheduler]], table: pd.DataFrame, block_size: int | Ints
+) -> dict[str, Any]:
+    """Figures of the core's optional parts, by their name in the summary: empty where all are off.
+
+    `parts`: each replica's scenario and scheduler; what they counted is added up. Figures of an eviction
+    order can't be added, so only a lone replica has them. `block_size`: in tokens, of all rows of `table` or
+    of each.
+    """
     figures: dict[str, Any] = {}
-    if "tenant" in table:
-        figures["tenants"] = tenant_figures(table, memory.ledger, scheduler.limits.block_size)
+    for scenario, scheduler in parts:
+        for part, counts in _counts(scenario, scheduler).items():
+            total = figures.setdefault(part, dict.fromkeys(counts, 0))
+            for name, count in counts.items():
+                total[name] += count
+    if len(parts) == 1 and (eviction := parts[0][1].memory.eviction_figures()):
+        figures["eviction"] = eviction
+    if "tenant" not in table:
+        return figures
+    ledger = merged([scheduler.memory.ledger for _, scheduler in parts])
+    return {"tenants": tenant_figures(table, ledger, block_size), **figures}
+
+
+def _counts(scenario: Scenario, scheduler: Scheduler) -> dict[str, dict[str, Any]]:
+    memory = scheduler.memory
+    counts: dict[str, dict[str, Any]] = {}
     if memory.partial_reuse is not None:
-        figures["partial_reuse"] = memory.partial_reuse.figures()
+        counts["partial_reuse"] = memory.partial_reuse.figures()
     if scenario.scrub_private_blocks and memory.ledger is not None:
         blocks = memory.ledger.private_blocks
-        figures["scrubbing"] = {"blocks": blocks, "seconds": blocks * scenario.scrub_ns_per_block() * 1e-9}
+        counts["scrubbing"] = {"blocks": blocks, "seconds": blocks * scenario.scrub_ns_per_block() * 1e-9}
     if (swap := scheduler.lifecycle.swap) is not None:
-        figures["swap"] = {"out_tokens": swap.out_tokens, "in_tokens": swap.in_tokens}
-    if eviction := memory.eviction_figures():
-        figures["eviction"] = eviction
-    return figures
+        counts["swap"] = {"out_tokens": swap.out_tokens, "in_tokens": swap.in_tokens}
+    return counts
 
 
-def _comparisons(
+def add_comparisons(
     trace: Trace,
     scenario: Scenario,
     result: Result,
-    watch: RevisionWatch | None,
+    watches: Sequence[RevisionWatch],
     again: Callable[[Trace, Scenario], Result],
-) -> dict[str, Any]:
-    """Figures that need a second replay: the cost of a rollout, and the price of isolation."""
+    out: str | Path | None,
+) -> None:
+    """Adds the figures that need a second replay: the cost of a rollout, and the price of isolation.
+
+    `watches`: one for each replica, where there is a rollout. `again` makes the other replays. `out`: the
+    folder of the result, if it has one.
+    """
     figures: dict[str, Any] = {}
-    if watch is not None:
+    if watches:
         before = again(trace, scenario.model_copy(update={"rollout_at_s": None, "isolation_price": False}))
-        figures["rollout"] = rollout_figures(watch, result.requests, before.summary, result.summary)
+        figures["rollout"] = rollout_figures(watches, result.requests, before.summary, result.summary)
     if scenario.isolation_price:
         shared = scenario.model_copy(update={"isolation": "salt", "isolation_price": False})
         other = again(without_salts(trace), shared)
         figures["isolation"] = isolation_price(result.summary, other.summary)
-    return figures
+    if not figures:
+        return
+    result.summary.update(figures)
+    if out is not None:
+        save_summary(Path(out), result.summary)
 
 
 def _run(env: simpy.Environment, recorder: Recorder, progress: Progress | None) -> None:
@@ -261,10 +298,8 @@ def summarise(
     ends = accepted_rows["finished_s"].to_numpy(np.float64)
     makespan = float(ends.max() - table["arrival_s"].min()) if len(accepted_rows) else 0.0
     output = int(accepted_rows["output_tokens"].sum())
-    size = counted.limits.block_size
     admitted = table[table["admitted_s"].notna()]
-    eligible = int(((admitted["input_tokens"] - 1) // size * size).sum())
-    reused = int((admitted["cached_tokens"] - admitted["partial_tokens"]).sum())
+    hits = prefix_hits(table, counted.limits.block_size)
     sequence_tokens = (completed["input_tokens"] + completed["output_tokens"] - 1).tolist()
     cached, uncached = cached_and_uncached(table)
     refused = table[table["state"] == "rejected"]["reason"].map(_kind).value_counts()
@@ -284,10 +319,10 @@ def summarise(
         "ttft_cached_s": cached,
         "ttft_uncached_s": uncached,
         "bytes_per_sequence": bytes_per_sequence(sequence_tokens, scenario),
-        "eligible_prefix_tokens": eligible,
-        "reused_prefix_tokens": reused,
+        "eligible_prefix_tokens": hits.eligible,
+        "reused_prefix_tokens": hits.reused,
         "prompt_tokens_by_source": prompt_sources(admitted),
-        "token_hit_rate": reused / eligible if eligible else 0.0,
+        "token_hit_rate": hits.rate,
         "num_gpu_blocks": scenario.blocks(),
         "peak_kv_usage": counted.peak_used_blocks / counted.limits.num_blocks,
         "evicted_blocks": counted.evicted_blocks,
@@ -304,8 +339,13 @@ def _kind(reason: str) -> str:
     """A rejection's reason without the numbers of the one request, so that equal ones can be counted."""
     reason = re.sub(r"^\d+ prompt \+ \d+ output", "prompt + output", reason)
     reason = re.sub(r"^predicted TTFT \S+ s", "predicted TTFT", reason)
-    return re.sub(
+    reason = re.sub(
         r"^needs \d+ blocks of (\d+) tokens; the pool has (\d+)$",
         r"needs more than the pool's \2 blocks of \1 tokens",
+        reason,
+    )
+    return re.sub(
+        r"^needs \d+ blocks of (\d+) tokens; its tenant may hold (\d+)$",
+        r"needs more than its tenant's \2 blocks of \1 tokens",
         reason,
     )

@@ -11,6 +11,7 @@ import pandas as pd
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.tenants import Tenants
+from pagecast.sim.replay.metrics import Ints, prefix_hits
 from pagecast.traces.schema import Trace
 
 
@@ -21,23 +22,30 @@ def with_accounts(limits: Limits, trace: Trace) -> Limits:
     return replace(limits, tenants=Tenants())
 
 
-def merged(ledgers: Iterable[TenantLedger | None]) -> TenantLedger:
-    """The accounts of several replicas together."""
+def merged(ledgers: Iterable[TenantLedger | None]) -> TenantLedger | None:
+    """The accounts of several replicas together; None where one of them keeps none."""
     total = TenantLedger()
     for ledger in ledgers:
-        if ledger is not None:
-            total.evicted_for.update(ledger.evicted_for)
+        if ledger is None:
+            return None
+        total.evicted_for.update(ledger.evicted_for)
     return total
 
 
-def tenant_figures(table: pd.DataFrame, ledger: TenantLedger | None, block_size: int) -> dict[str, Any]:
-    """By tenant: requests, latency, hits, and blocks evicted, by whom. Content shared by all is tenant ""."""
+def tenant_figures(
+    table: pd.DataFrame, ledger: TenantLedger | None, block_size: int | Ints
+) -> dict[str, Any]:
+    """By tenant: requests, latency, hits, and blocks evicted, by whom. Content shared by all is tenant "".
+
+    `block_size`: in tokens, of all rows or of each. Without a ledger nobody counted evictions by tenant, and
+    these figures are None.
+    """
+    sizes = np.broadcast_to(block_size, len(table))
     figures = {}
-    for tenant, rows in table.groupby("tenant", sort=True):
+    for tenant, places in sorted(table.groupby("tenant").indices.items()):
+        rows = table.iloc[places]
         states = rows["state"].value_counts()
-        admitted = rows[rows["admitted_s"].notna()]
-        eligible = int(((admitted["input_tokens"] - 1) // block_size * block_size).sum())
-        reused = int((admitted["cached_tokens"] - admitted["partial_tokens"]).sum())
+        hits = prefix_hits(rows, sizes[places])
         ttft = rows["ttft_s"].to_numpy(np.float64)
         ttft = ttft[~np.isnan(ttft)]
         figures[str(tenant)] = {
@@ -46,19 +54,19 @@ def tenant_figures(table: pd.DataFrame, ledger: TenantLedger | None, block_size:
             "ttft_mean_s": float(ttft.mean()) if len(ttft) else None,
             "ttft_p99_s": float(np.percentile(ttft, 99)) if len(ttft) else None,
             "output_tokens": int(rows["output_tokens"].sum()),
-            "eligible_prefix_tokens": eligible,
-            "reused_prefix_tokens": reused,
-            "token_hit_rate": reused / eligible if eligible else 0.0,
+            "eligible_prefix_tokens": hits.eligible,
+            "reused_prefix_tokens": hits.reused,
+            "token_hit_rate": hits.rate,
             "preemptions": int(rows["preemptions"].sum()),
-            "evicted_blocks": 0 if ledger is None else ledger.evicted[str(tenant)],
-            "evicted_by": _evicted_by(ledger, str(tenant)),
+            "evicted_blocks": None if ledger is None else ledger.evicted[str(tenant)],
+            "evicted_by": None if ledger is None else _evicted_by(ledger, str(tenant)),
         }
     return figures
 
 
-def _evicted_by(ledger: TenantLedger | None, tenant: str) -> dict[str, int]:
-    pairs = {} if ledger is None else ledger.evicted_for
-    return {taker: count for (taker, loser), count in sorted(pairs.items()) if loser == tenant}
+def _evicted_by(ledger: TenantLedger, tenant: str) -> dict[str, int]:
+    pairs = sorted(ledger.evicted_for.items())
+    return {taker: count for (taker, loser), count in pairs if loser == tenant}
 
 
 def without_salts(trace: Trace) -> Trace:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.request import Request
 from pagecast.traces.schema import Trace
+from pagecast.traces.texts import draft_numbers
 
 DRAFTS, ACCEPTED = "drafts", "accepted_drafts"
 
@@ -50,18 +51,13 @@ def _next(
         return None
     numbers = reading.get(request.index)
     if numbers is None:
-        numbers = reading[request.index] = iter(numbers_of(texts[request.index], name, request.index))
+        numbers = reading[request.index] = iter(_numbers_of(texts[request.index], name, request.index))
     return next(numbers, None)
 
 
-def numbers_of(text: str, name: str, row: int) -> list[int]:
+def _numbers_of(text: str, name: str, row: int) -> list[int]:
     """The numbers of a column's text. Errors: BadInput naming row and column."""
     try:
-        numbers = [int(part) for part in text.split()]
-    except ValueError:
-        numbers = [-1]
-    if any(number < 0 for number in numbers):
-        raise BadInput(
-            f"row {row}: {name} is {text!r}; it must be whole numbers of at least 0, with spaces between"
-        )
-    return numbers
+        return draft_numbers(text)
+    except BadInput as error:
+        raise BadInput(f"row {row}: {name}: {error}") from None

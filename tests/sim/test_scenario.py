@@ -15,7 +15,16 @@ from pagecast.sim.scenario import Scenario
         ("1: 2\n", "field '1' is not known; is this a scenario?"),
         ("- a\n- b\n", "field: value"),
         ("gpu: [H100\n", "line 2"),
-        ("num_gpu_blocks: 1000000000000\n", "20,000,000"),
+        (
+            "num_gpu_blocks: 1000000000000\n",
+            "at most 20,000,000 can be simulated: give fewer as num_gpu_blocks",
+        ),
+        ("seed: -1\n", "scenario.yaml: seed is -1; it must be at least 0"),
+        ("watermarks: high\n", "scenario.yaml: watermarks 'high': write LOW:HIGH"),
+        (
+            "engine: vlm\n",
+            "scenario.yaml: engine 'vlm' is not known; choose one of vllm, nano-vllm, sglang,",
+        ),
     ],
 )
 def test_a_bad_file_is_one_line_that_names_file_and_field(tmp_path, text, words):
@@ -25,6 +34,11 @@ def test_a_bad_file_is_one_line_that_names_file_and_field(tmp_path, text, words)
         Scenario.load(path).limits()
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("engine", ["pagecast", "vllm", "sglang", "trtllm-static"])
+def test_every_engine_that_costs_are_known_of_may_be_named(engine):
+    assert Scenario.make({"engine": engine}).target().engine == engine
 
 
 def test_a_file_gives_back_what_was_saved(tmp_path):

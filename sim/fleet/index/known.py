@@ -70,11 +70,11 @@ class EventPrefixes:
 
     def overlaps(self, query: Query) -> dict[int, int]:
         """As `KnownPrefixes.overlaps`."""
-        return self.index.overlaps(query.path(self.block_tokens), query.now)
+        return self.index.overlaps(query.engine_path(self.block_tokens), query.now)
 
     def first_holder(self, query: Query, blocks: int, replicas: list[int]) -> int:
         """As `KnownPrefixes.first_holder`."""
-        return self.index.first_holder(query.path(self.block_tokens), blocks, replicas)
+        return self.index.first_holder(query.engine_path(self.block_tokens), blocks, replicas)
 
     def add(self, query: Query, replica: int) -> None:
         """The replica itself will tell."""

@@ -114,6 +114,11 @@ def test_rare_pauses_bend_no_term_but_are_in_the_total():
     assert result.terms["kv_token"] == pytest.approx(34.0, rel=0.05)
 
 
+def test_a_negative_seed_is_refused_by_name():
+    with pytest.raises(BadInput, match="seed is -1; it must be at least 0"):
+        calibrate([CalibrationRun(made_run(500, 5))], "made", replicates=2, seed=-1)
+
+
 def test_terms_that_nothing_depends_on_are_dropped():
     run = made_run(2000, 7, noise=0.01)
     # Nothing in these steps depends on their tokens after prompts, or on whether a graph holds them.

@@ -170,3 +170,14 @@ def test_transfers_of_one_replica_wait_for_each_other():
 def test_roles_that_make_no_fleet_are_refused(fleet, words):
     with pytest.raises(BadInput, match=words):
         replay_fleet(read("chat", limit=5), Scenario(), FleetSettings.make(fleet))
+
+
+def test_what_a_prompt_found_is_told_apart_where_it_was_computed():
+    scenario = Scenario(costs="roofline", partial_reuse="copy", block_size=128, num_gpu_blocks=375)
+    groups = [{"replicas": 1, "role": "prefill"}, {"replicas": 1, "role": "decode"}]
+    fleet = FleetSettings.make({"groups": groups, "disaggregation": {}})
+    summary = replay_fleet(read("chat", limit=200), scenario, fleet).summary
+    sources = summary["prompt_tokens_by_source"]
+    assert sources["partial"] > 1000
+    assert sources["exact"] == summary["reused_prefix_tokens"]
+    assert summary["fleet"]["by_replica"][0]["token_hit_rate"] == pytest.approx(summary["token_hit_rate"])

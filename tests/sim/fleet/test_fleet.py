@@ -1,5 +1,6 @@
 """Promises of a fleet: one replica as before, an end for every request, views that disturb nothing."""
 
+import json
 from functools import partial
 
 import numpy as np
@@ -20,6 +21,7 @@ from pagecast.sim.replay.clients import Arrivals, ClosedLoop
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
+from pagecast.sim.replay.set_up import set_up
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 from pagecast.traces.schema import Spans, Trace
@@ -257,9 +259,166 @@ def test_a_fleet_that_cannot_be_is_refused(fleet, words):
         replay_fleet(read("chat", limit=5), Scenario(), fleet)
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"groups": [{"name": "a", "replicas": 2}, {"name": "a"}]}, "group name 'a' is given twice"),
+        ({"groups": [{"name": "group1"}, {}]}, "group name 'group1' is given twice"),
+        ({"scaling": {"target": 1, "least": 8, "most": 2}}, "scaling: least is 8 and most is 2; lower least"),
+        ({"router": "cost"}, "router is 'cost': write {policy: cost}"),
+        ({"retries": 2}, "retries is 2: write {most: 2} or {after_s: 2}"),
+        ({"scaling": 3}, "scaling is 3: write it as FIELD: VALUE; fields are metric, target,"),
+        ({"foo": 3}, "field 'foo' is not known; is this a fleet? Its fields are groups, router,"),
+    ],
+)
+def test_a_fleets_file_that_cannot_be_is_refused_in_words_of_the_file(tmp_path, fields, words):
+    path = tmp_path / "fleet.yaml"
+    path.write_text(json.dumps(fields))
+    with pytest.raises(BadInput) as caught:
+        FleetSettings.load(path)
+    assert str(caught.value).startswith(f"{path}: {words}")
+
+
 def test_a_fleet_leaves_its_folder(tmp_path):
     fleet = fleet_of(2, "least-loaded")
     replay_fleet(read("chat", limit=50), Scenario(), fleet, out=tmp_path / "run")
     assert FleetSettings.load(tmp_path / "run" / "fleet.yaml") == fleet
     assert len(pd.read_parquet(tmp_path / "run" / "replicas.parquet")) == 2
     assert set(pd.read_parquet(tmp_path / "run" / "steps.parquet")["replica"]) == {"replica-0", "replica-1"}
+
+
+def windowed(rows):
+    count = len(rows)
+    table = pd.DataFrame(rows, columns=["arrival_s", "input_tokens", "output_tokens"])
+    texts = np.arange(count) % 2
+    spans = Spans(np.arange(count + 1), texts, np.zeros(count, np.int64), table["input_tokens"].to_numpy())
+    return Trace("windowed", table, spans)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "openai/gpt-oss-20b", "gpu": "H200"},
+        {"model": "google/gemma-3-27b-it", "gpu": "H200"},
+        {"model": "Qwen/Qwen3-Next-80B-A3B-Instruct", "gpu": "H200", "tensor_parallel_size": 2}
+        | {"enable_prefix_caching": False},
+        {"model": "Qwen/Qwen3-8B"},
+    ],
+    ids=lambda fields: fields["model"],
+)
+@pytest.mark.parametrize("depth", [False, True], ids=["sync", "async"])
+def test_gauges_within_a_stretch_count_the_blocks_that_leave_windows(fields, depth):
+    """Gauges are those of a replica that goes step by step, and reading them changes nothing."""
+    trace = windowed([(0.0, 1000, 300), (0.0, 1000, 400), (0.3, 300, 500), (0.9, 2100, 90)])
+    scenario = Scenario(num_gpu_blocks=2500, costs="roofline", async_scheduling=depth, **fields)
+    costs = scenario.step_costs()
+
+    def seen(fast_forward, every):
+        env = simpy.Environment()
+        scheduler, feed, _, _ = set_up(trace, scenario, costs)
+        recorder = Recorder()
+        replica = Replica(env, scheduler, costs, Arrivals(trace), feed, recorder, fast_forward=fast_forward)
+        used = []
+
+        def look():
+            while replica.process.is_alive:
+                yield env.timeout(every)
+                used.append(replica.used_blocks(int(env.now)))
+
+        env.process(look())
+        env.run()
+        return used, recorder.requests()
+
+    fast, requests = seen(True, 7_000_001)
+    slow, _ = seen(False, 7_000_001)
+    assert fast == slow[: len(fast)]
+    assert len(set(fast)) > 5
+    pd.testing.assert_frame_equal(requests, seen(True, 10**12)[1])
+
+
+@pytest.mark.parametrize("index", ["events", "approximate"])
+def test_a_router_goes_on_finding_prefixes_after_a_rollout(index):
+    """Events name blocks of the new revision by its keys; an index of the router's own hears of none."""
+    trace = read("chat", limit=400)
+    fleet = fleet_of(2, "prefix-affinity", index=index)
+    summaries = [
+        replay_fleet(trace, Scenario(costs="roofline", rollout_at_s=at_s), fleet).summary
+        for at_s in (None, 0.0, 15.0)
+    ]
+    plain, first, later = [
+        (each["fleet"]["believed_tokens"], each["reused_prefix_tokens"]) for each in summaries
+    ]
+    assert first == plain
+    assert 0 < later[1] < plain[1]
+    stale = summaries[2]["fleet"]["stale_tokens"]
+    assert stale == 0 if index == "events" else stale > 10_000
+
+
+def test_a_handoff_after_a_rollout_is_as_before():
+    chat = read("chat", limit=100)
+    trace = Trace("later", chat.requests.assign(arrival_s=chat.requests["arrival_s"] + 1.0), chat.spans)
+    groups = [{"replicas": 1, "role": "prefill"}, {"replicas": 1, "role": "decode"}]
+    fleet = FleetSettings.make({"groups": groups, "disaggregation": {}})
+    plain, revised = [
+        replay_fleet(trace, Scenario(costs="roofline", rollout_at_s=at_s), fleet) for at_s in (None, 0.5)
+    ]
+    pd.testing.assert_frame_equal(plain.requests, revised.requests)
+    assert plain.summary["fleet"]["handoff"] == revised.summary["fleet"]["handoff"]
+
+
+def test_a_prompt_that_is_found_whole_is_not_stale():
+    count = 20
+    table = pd.DataFrame({"arrival_s": range(count), "input_tokens": 64, "output_tokens": 2})
+    same = np.zeros(count, np.int64)
+    trace = Trace("again", table, Spans(np.arange(count + 1), same, same, np.full(count, 64)))
+    figures = replay_fleet(trace, Scenario(costs="roofline"), fleet_of(1, "prefix-affinity", index="events"))
+    assert figures.summary["reused_prefix_tokens"] == 19 * 48
+    assert figures.summary["fleet"]["believed_tokens"] == 19 * 64
+    assert figures.summary["fleet"]["stale_tokens"] == 0
+
+
+PARTS = {
+    "partial_reuse": {"partial_reuse": "copy", "block_size": 128, "num_gpu_blocks": 375},
+    "offloading": {"kv_offloading_size": 8.0, "num_gpu_blocks": 1500},
+    "isolation": {"isolation": "tenant", "isolation_price": True},
+    "rollout": {"rollout_at_s": 20.0, "num_gpu_blocks": 1500},
+    "swap": {"preemption": "swap", "num_gpu_blocks": 900},
+}
+
+
+@pytest.mark.parametrize("part", sorted(PARTS))
+def test_a_fleet_has_the_figures_of_one_replica(part, tmp_path):
+    trace = read("chat", limit=300)
+    trace = Trace(trace.name, trace.requests.assign(tenant=np.arange(300).astype(str)), trace.spans)
+    scenario = Scenario(costs="roofline", **PARTS[part])
+    alone = replay(trace, scenario).summary
+    one = replay_fleet(trace, scenario, fleet_of(1), out=tmp_path / "run").summary
+    assert one[part] == alone[part]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())[part] == one[part]
+    assert one["fleet"]["by_replica"][0]["token_hit_rate"] == alone["token_hit_rate"]
+    two = replay_fleet(trace, scenario, fleet_of(2)).summary
+    assert two[part].keys() == one[part].keys()
+    assert two[part] != one[part]
+
+
+def test_a_rollout_counts_the_old_blocks_of_all_replicas():
+    trace = read("chat", limit=300)
+    scenario = Scenario(costs="roofline", rollout_at_s=20.0)
+    incidents = [{"at_s": 30.0, "replica": name, "back_after_s": 0.0} for name in ("replica-0", "replica-1")]
+    fields = {"groups": [{"replicas": 2}], "startup": {"engine_s": 0.0}}
+    kept = replay_fleet(trace, scenario, FleetSettings.make(fields)).summary["rollout"]
+    lost = replay_fleet(trace, scenario, FleetSettings.make({**fields, "incidents": incidents})).summary
+    alone = replay(trace, scenario).summary["rollout"]
+    assert kept["old_blocks_at_rollout"] > 0.9 * alone["old_blocks_at_rollout"]
+    assert kept["old_blocks_at_end"] >= kept["old_blocks_at_rollout"]
+    assert kept["old_blocks_gone_after_s"] is None
+    assert lost["rollout"]["old_blocks_at_rollout"] == kept["old_blocks_at_rollout"]
+    assert lost["rollout"]["old_blocks_at_end"] < kept["old_blocks_at_end"]
+
+
+@pytest.mark.parametrize("name", ["isolation", "retention", "rollout_at_s"])
+def test_a_group_can_not_change_what_requests_are_made_by(name):
+    value = {"isolation": "tenant", "retention": "decode:10", "rollout_at_s": 3.0}[name]
+    groups = [{"replicas": 1, "scenario": {name: value}}]
+    with pytest.raises(BadInput, match=f"group replica: {name} is for all replicas"):
+        replay_fleet(read("chat", limit=5), Scenario(), FleetSettings.make({"groups": groups}))

@@ -345,6 +345,34 @@ def test_impossible_budgets_are_refused_in_one_line(options: dict, message: str)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        (
+            {"block_size": 1_000_000},
+            "a block of 1,000,000 tokens takes 137.33 GiB, and gpu_memory_utilization",
+        ),
+        (
+            {"max_num_batched_tokens": 100_000_000},
+            "activations of a step of 100,000,000 tokens take 8392.37 GiB; lower max_num_batched_tokens",
+        ),
+        ({"max_num_batched_tokens": 100_000_000, "block_size": 1_000_000}, "lower max_num_batched_tokens"),
+        ({"max_num_batched_tokens": 100_000, "gpu_memory_utilization": 0.1}, "raise the limit or tensor"),
+        ({"block_size": 64, "gpu_memory_utilization": 0.1}, "raise the limit or tensor_parallel_size"),
+    ],
+)
+def test_what_takes_the_room_is_named(options: dict, cause: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        hbm_budget(QWEN, gpu("H200"), **options)
+    assert cause in str(caught.value) and "leaves -8" not in str(caught.value)
+
+
+def test_a_block_size_that_leaves_one_block_is_named_and_a_lower_one_fits() -> None:
+    with pytest.raises(BadInput, match="for 2 of them or more"):
+        hbm_budget(QWEN, gpu("H200"), block_size=500_000)
+    assert hbm_budget(QWEN, gpu("H200"), block_size=250_000).num_gpu_blocks == 2
+
+
 def test_recorded_runs_of_the_h200_had_these_blocks(shared: Path) -> None:
     options = ("gpu_memory_utilization", "max_num_batched_tokens", "max_num_seqs", "max_model_len")
     for meta in (shared / "groundtruth").glob("vllm-*-h200-qwen3-8b/*/meta.json"):

@@ -51,7 +51,7 @@ def test_retention_with_durations_is_the_same_with_fast_forward_and_without(dept
 
 
 def test_retention_of_a_trace_is_written_read_and_checked(tmp_path: Path) -> None:
-    rows = ["0-512:80:30 decode:10", "0-512:101"]
+    rows = ["0-512:80:30 decode:10", "0-512:100"]
     lines = [
         json.dumps({"arrival_s": i, "input_tokens": 600, "output_tokens": 5, "retention": row})
         for i, row in enumerate(rows)
@@ -61,8 +61,9 @@ def test_retention_of_a_trace_is_written_read_and_checked(tmp_path: Path) -> Non
     trace = read(str(path))
     write_parquet(trace, tmp_path / "t.parquet")
     assert read(str(tmp_path / "t.parquet")).column("retention").tolist() == rows
-    with pytest.raises(BadInput, match="row 1: retention '0-512:101': priorities go from 0 to 100"):
-        replay(trace, Scenario(eviction="priority", num_gpu_blocks=100, costs="roofline"))
+    path.write_text("\n".join(lines).replace("0-512:100", "0-512:101") + "\n")
+    with pytest.raises(BadInput, match="field retention: retention '0-512:101': priorities go from 0 to 100"):
+        read(str(path))
     with pytest.raises(BadInput, match="retention"):
         Scenario.make({"retention": "0-5"})
 
@@ -277,3 +278,31 @@ def test_hits_by_kind_are_said_where_there_are_several() -> None:
     sources = {"exact": 1000, "partial": 24, "host": 512, "disk": 0, "missed": 2000}
     assert told_apart(sources) == "1,000 exact, 24 partial, 512 host hits, 2,000 missed"
     assert not told_apart({**sources, "partial": 0, "host": 0})
+
+
+@pytest.mark.parametrize(
+    ("at_s", "old_blocks", "gone_after_s"),
+    [(0.0, 0, 0.0), (1e6, 2787, None)],
+    ids=["at the start", "after the end"],
+)
+def test_a_rollout_that_no_old_block_comes_or_goes_after_is_told_right(
+    at_s: float, old_blocks: int, gone_after_s: float | None
+) -> None:
+    trace = read("chat", limit=60)
+    rollout = replay(trace, Scenario(rollout_at_s=at_s, costs="roofline")).summary["rollout"]
+    assert rollout["old_blocks_at_rollout"] == rollout["old_blocks_at_end"] == old_blocks
+    assert rollout["old_blocks_gone_after_s"] == gone_after_s
+
+
+@pytest.mark.parametrize("fields", [{"model": "openai/gpt-oss-20b"}, {"profile": "sglang"}], ids=str)
+def test_evictions_by_tenant_that_nobody_counts_are_not_told(fields: dict[str, Any]) -> None:
+    summary = replay(_of_tenants(100), Scenario(num_gpu_blocks=300, costs="roofline", **fields)).summary
+    assert summary["evicted_blocks"] > 0
+    for tenant in summary["tenants"].values():
+        assert tenant["evicted_blocks"] is tenant["evicted_by"] is None
+
+
+def test_rejections_by_a_ceiling_are_counted_together() -> None:
+    scenario = Scenario(tenants="*:blocks=10", num_gpu_blocks=2000, costs="roofline")
+    summary = replay(_of_tenants(60), scenario).summary
+    assert summary["rejected_reasons"] == {"needs more than its tenant's 10 blocks of 16 tokens": 60}

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.fleet.settings import FleetSettings
+from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.replay import replay
 from pagecast.sim.replay.clients import ClosedLoop
 from pagecast.sim.scenario import Scenario
@@ -77,3 +79,36 @@ def test_users_pause_between_sessions_and_within_one_as_the_trace_says():
 def test_fewer_than_one_user_is_refused():
     with pytest.raises(BadInput, match="users is 0"):
         ClosedLoop(made(3), 0)
+
+
+def with_retries(sessions):
+    """Four requests, of which the client gives up two; each has a retry, and a turn that follows it."""
+    firsts = pd.DataFrame({"arrival_s": np.zeros(4), "after": -1, "retry": 0, "output_tokens": 200})
+    firsts["cancel_after_s"] = [np.nan, 0.1] * 2
+    again = pd.DataFrame({"after": range(4), "retry": 1, "output_tokens": 20})
+    turns = pd.DataFrame({"after": range(4, 8), "retry": 0, "output_tokens": 20})
+    rows = pd.concat([firsts, again, turns], ignore_index=True).assign(input_tokens=64, gap_s=0.5)
+    if sessions:
+        rows["session"] = [f"s{row % 4}" for row in range(12)]
+    return Trace("retries", rows)
+
+
+@pytest.mark.parametrize("sessions", [False, True])
+@pytest.mark.parametrize("users", [1, 4])
+def test_users_send_a_retry_only_where_it_is_needed(users, sessions):
+    clients = partial(ClosedLoop, users=users)
+    table = replay(with_retries(sessions), SCENARIO, arrivals=clients).requests.set_index("row")
+    assert table.index.tolist() == [0, 1, 2, 3, 5, 7, 8, 9, 10, 11]
+    assert table["state"].loc[:3].tolist() == ["completed", "cancelled"] * 2
+    assert table["arrival_s"][8] == table["finished_s"][0], "the turn follows the retry that was not needed"
+    assert table["arrival_s"][9] == table["finished_s"][5]
+    fleet = replay_fleet(with_retries(sessions), SCENARIO, FleetSettings(), arrivals=clients)
+    assert fleet.requests["row"].tolist() == table.index.tolist()
+
+
+def test_a_chain_that_ends_with_a_retry_that_is_not_needed_gives_way_to_the_next():
+    rows = with_retries(sessions=False).requests.iloc[:8]
+    table = replay(Trace("r", rows), SCENARIO, arrivals=partial(ClosedLoop, users=1)).requests
+    assert table["row"].tolist() == [0, 1, 2, 3, 5, 7]
+    times = table.set_index("row")
+    assert times["arrival_s"][1] == times["finished_s"][0]

@@ -2,17 +2,21 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import pandas as pd
 import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.fleet.settings import FleetSettings
+from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.machine.host_link import LinkSpec
 from pagecast.sim.replay import replay
 from pagecast.sim.replay.links import Link
 from pagecast.sim.replay.replica import UNREADABLE
 from pagecast.sim.scenario import Scenario
+from pagecast.traces.read import read
 from pagecast.traces.schema import Spans, Trace
 
 TIGHT = {"num_gpu_blocks": 500, "block_size": 16, "max_num_seqs": 16}
@@ -261,3 +265,41 @@ def test_a_link_ends_its_transfers_as_a_simpy_resource_with_one_place(jobs, slow
 def test_what_cannot_be_is_refused(fields, message):
     with pytest.raises(BadInput, match=message):
         figures(conversations(turns=1), **{"kv_offloading_size": 4.0, **fields})
+
+
+def test_a_last_block_from_the_host_is_no_more_than_all_of_a_prompt():
+    """The device leaves out the block of a prompt's last token; a load leaves out the token only."""
+    count = 40
+    table = pd.DataFrame({"arrival_s": range(count), "input_tokens": 64, "output_tokens": 2})
+    table["tenant"] = "a"
+    texts = np.arange(count) % 4
+    spans = Spans(np.arange(count + 1), texts, np.zeros(count, np.int64), np.full(count, 64))
+    summary = figures(Trace("again", table, spans), num_gpu_blocks=6, max_num_seqs=1, kv_offloading_size=1.0)
+    assert summary["reused_prefix_tokens"] == 36 * 63
+    assert summary["token_hit_rate"] == pytest.approx(36 * 63 / (36 * 63 + 4 * 48))
+    assert summary["tenants"]["a"]["token_hit_rate"] == summary["token_hit_rate"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"tenants": "a:blocks=200"},
+            "a ceiling in `tenants` held back .*; raise the ceilings",
+        ),
+        ({"tenants": "a:weight=20 b:weight=1"}, "weights in `tenants` .*; give more blocks"),
+        ({"scheduling_policy": "priority"}, r"\(as in vLLM 0.24\); give more blocks, or use fcfs"),
+    ],
+    ids=["ceilings", "weights", "priority"],
+)
+def test_requests_that_wait_for_one_another_for_ever_are_told_why(fields, words):
+    trace = read("chat", limit=200)
+    tenants = np.where(np.arange(len(trace)) % 3 == 0, "a", "b")
+    priorities = np.random.default_rng(1).integers(0, 9, len(trace))
+    rows = trace.requests.assign(tenant=tenants, priority=priorities)
+    trace = Trace(trace.name, rows, trace.spans)
+    scenario = Scenario(num_gpu_blocks=350, kv_offloading_size=4.0, costs="roofline", **fields)
+    with pytest.raises(BadInput, match=words):
+        replay(trace, scenario)
+    with pytest.raises(BadInput, match=words):
+        replay_fleet(trace, scenario, FleetSettings())

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import replay
 from pagecast.sim.replay.replicates import Spread, Study, summary_figures, with_intervals
 from pagecast.sim.replay.resample import SESSIONS, WINDOWS_OF_TIME, redrawn, resample
@@ -33,6 +34,11 @@ def test_a_draw_is_of_the_same_kind_and_repeatable(name):
     for column in ("input_tokens", "output_tokens"):
         assert drawn.requests[column].sum() == pytest.approx(trace.requests[column].sum(), rel=0.2)
     assert hits(drawn, (), 64).infinite == pytest.approx(hits(trace, (), 64).infinite, abs=0.06)
+
+
+def test_a_negative_seed_is_refused_by_name():
+    with pytest.raises(BadInput, match="seed is -4; it must be at least 0"):
+        resample(windows_of_documents(), -4)
 
 
 def test_turns_follow_turns_of_their_own_session():

@@ -135,7 +135,7 @@ def test_recorded_drafts_are_followed():
     # The output's 60 tokens: 1 of the prompt's step, then 3, 2, 1 without draft tokens, the rest rejected.
     assert figures["num_accepted_tokens"] == 3
     assert figures["num_drafts"] == 2 + 60 - 1 - 3 - 2 - 1
-    with pytest.raises(BadInput, match="row 0: accepted_drafts is '2 x'"):
+    with pytest.raises(BadInput, match="row 0: accepted_drafts: 'x' is no whole number"):
         run("ngram:2:0", trace(1, accepted_drafts=["2 x"]))
 
 
