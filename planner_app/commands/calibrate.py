@@ -12,12 +12,14 @@ import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.bounds import MOST_REPLICATES
 from pagecast.planner_app.commands.engine import memory_table, open_engine
-from pagecast.planner_app.commands.engine_options import ENGINE, EngineOptions, with_engine
+from pagecast.planner_app.commands.engine_options import ENGINE, EngineOptions, changed_options, with_engine
+from pagecast.planner_app.commands.ignored_options import refuse_options
 from pagecast.planner_app.reports import html_page
 from pagecast.planner_app.wording.accuracy import corrections_lines
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
 from pagecast.sim.costs.calibration.option_costs import UNKNOWN, OptionCosts
+from pagecast.sim.costs.calibration.shape import CPU
 from pagecast.sim.costs.families.registry import family
 from pagecast.sim.fitting.build import REPLICATES, CalibrationRun, calibrate
 from pagecast.sim.runs.bench_results import read_results
@@ -26,6 +28,7 @@ from rich.table import Table
 
 Opt = typer.Option
 _SPECULATION, _HOST_TIER = "speculative_config", ("kv_offloading_size", "kv_offloading_block_size")
+_OF_A_CPU = "these costs are for trying the command out: no GPU to plan for is a CPU"
 # Terms whose full description does not fit a line of the table.
 _SHORT = {
     "request": "a request in the step: scheduling, sampling, its token",
@@ -110,7 +113,14 @@ def calibrate_command(
     if out is None:
         raise BadInput("give --out FILE.json")
     console.check_place("--out", out)
+    if model is None:
+        refuse_options(
+            changed_options(engine),
+            "is for the engine that records a sweep: give --model, or leave it out; runs and results say "
+            "themselves what they had",
+        )
     if from_bench:
+        refuse_options({"plot": plot}, "is for recorded runs: results of a benchmark have no steps to draw")
         _from_bench(from_bench, client_ms, scenario, out, name or out.stem, json)
         return
     if client_ms is not None:
@@ -119,6 +129,8 @@ def calibrate_command(
         raise BadInput("--scenario needs --from-bench: recorded runs say themselves what they are of")
     if plot is not None:
         html_page.ready("--plot", plot)
+    if model is not None and engine["device"] == "cpu" and not json:
+        console.err.print(f"note: {_OF_A_CPU}", soft_wrap=True)
     folders = from_run or [str(_sweep(model or "", engine, out, json))]
     sources = [source for folder in folders for source in CalibrationRun.all(folder)]
     calibration = calibrate(sources, name or out.stem, replicates=replicates, seed=seed)
@@ -222,6 +234,8 @@ def show(calibration: Calibration, out: Path) -> None:
             "bound, and asynchronous replays, the default, will be too slow: add such a run",
             soft_wrap=True,
         )
+    if made_for["gpu"] == CPU:
+        console.out.print(f"note: {_OF_A_CPU}", soft_wrap=True)
     console.out.print(f"written to {out}", soft_wrap=True)
 
 

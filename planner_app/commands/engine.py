@@ -65,6 +65,8 @@ def generate_command(
         if memory:
             console.err.print(memory_table(running.loaded.memory))
         inputs = [_chat(running, prompt) for prompt in prompts] if chat else prompts
+        if running.tokenizer is None:
+            _take_bytes(running)
         if len(inputs) == 1 and n == 1 and not json:
             for piece in running.stream(inputs[0], params):
                 typer.echo(piece, nl=False)
@@ -84,7 +86,10 @@ def record_command(
     trace: Annotated[str, typer.Argument(help="trace file of any known format, or a sample's name")],
     model: ModelName,
     out: Annotated[Path, Opt(help="folder to write the recorded run to")],
-    rate: Annotated[float, Opt(help="send requests this many times as fast as the trace")] = 1.0,
+    rate: Annotated[
+        float,
+        Opt(help="a factor, not requests per second: send requests this many times as fast as the trace"),
+    ] = 1.0,
     requests: Annotated[int | None, Opt(min=1, help="serve only the first so many requests [all]")] = None,
     temperature: Annotated[float, Opt(help="0 takes the likeliest token")] = 0.0,
     engine: EngineOptions = ENGINE,
@@ -135,11 +140,23 @@ def record_command(
     if "drafts" in run.inputs:
         for name in ("drafts", "accepted_drafts"):
             figures[name] = sum(map(int, " ".join(run.inputs[name]).split()))
+    reasons = _reasons(run)
     if json:
-        console.print_json(figures)
+        console.print_json({**figures, "reasons": reasons})
     else:
         words = [f"{value:,.6g} {key}" for key, value in figures.items() if not isinstance(value, str)]
         console.out.print(f"{out}: {', '.join(words)}", soft_wrap=True, markup=False)
+        for reason, count in reasons.items():
+            counted = console.counted(count, "request")
+            console.out.print(f"{counted} not finished: {reason}", soft_wrap=True, markup=False)
+
+
+def _reasons(run: RecordedRun) -> dict[str, int]:
+    """Why requests did not finish, the most frequent reason first."""
+    if "reason" not in run.requests:
+        return {}
+    reasons = run.requests["reason"]
+    return {str(reason): int(count) for reason, count in reasons[reasons != ""].value_counts().items()}
 
 
 def _keep(run: RecordedRun, out: Path, writer: JournalWriter) -> None:
@@ -261,6 +278,19 @@ def _chat(engine: Engine, prompt: str) -> str:
         raise BadInput(f"{engine.loaded.spec.facts.name} has no chat template; leave out --chat")
     turns = [{"role": "user", "content": prompt}]
     return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+
+
+def _take_bytes(engine: Engine) -> None:
+    """Gives an engine without a tokenizer the one that `pagecast serve` has for such models, and says so."""
+    from pagecast.planner_app.server.tokenizer import NumberTokenizer
+
+    facts = engine.loaded.spec.facts
+    engine.tokenizer = NumberTokenizer(facts.vocab)
+    console.err.print(
+        f"note: {facts.name} has no tokenizer here: tokens are the bytes of the prompt, and texts are noise",
+        soft_wrap=True,
+        markup=False,
+    )
 
 
 def memory_table(report: MemoryReport) -> Table:

@@ -15,11 +15,13 @@ from typing import Any
 import typer
 from pagecast.engine.options import Options
 from pagecast.planner_app.commands.field_options import Command, gathering, parameter
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario, value_type
 
 EngineOptions = dict[str, Any]
 ENGINE: EngineOptions = {}  # the default of a command's parameter, which the options replace
 _ON_OFF = "--{0}/--no-{0}"
+_POLICIES = ("fcfs", "priority")
 _NAMED_APART = {"num_gpu_blocks": "num_blocks", "async_scheduling": "pipeline_depth"}
 _ALONE: dict[str, Any] = {  # in the order of `--help`, before the scenario's
     "random_weights": typer.Option("--random-weights", help="random weights, for timing without a download"),
@@ -34,7 +36,7 @@ _ALONE: dict[str, Any] = {  # in the order of `--help`, before the scenario's
 _ABOUT = {  # where the engine's answer to an option that is not given is another than a scenario's
     "num_gpu_blocks": "usable KV blocks [what fits; 1024 on the CPU]",
     "max_model_len": "longest prompt + output [the model's]",
-    "scheduling_policy": "queue order: fcfs or priority",
+    "scheduling_policy": f"queue order: {' or '.join(_POLICIES)}",
     "async_scheduling": "plan a step while the last one runs [on; off with speculation]",
     "speculative_config": "speculation by n-grams, as ngram:3 or vLLM's JSON [none]",
 }
@@ -48,14 +50,26 @@ def engine_fields(kind: type[Scenario] = Scenario) -> list[str]:
 
 
 def engine_only_options() -> list[inspect.Parameter]:
-    """The options that only the engine has, for a command that has those of a scenario too."""
-    return [_alone(name, _DEFAULTS[name]) for name in _ALONE if name not in engine_fields()]
+    """The options that only the engine has, None where one is not given, for a command that has those of a
+    scenario too."""
+    names = [name for name in _ALONE if name not in engine_fields()]
+    return [parameter(name, type(_DEFAULTS[name]) | None, _ALONE[name], None) for name in names]
 
 
 def engine_options(values: Mapping[str, Any]) -> EngineOptions:
     """The engine's arguments among a command's values; None leaves a value to the engine."""
     names = [*(one.name for one in engine_only_options()), *engine_fields()]
     return _named({name: values[name] for name in names if values[name] is not None})
+
+
+def changed_options(options: EngineOptions) -> dict[str, Any]:
+    """The values that are not the engine's defaults, by their options' names without dashes."""
+    on_command_line = {theirs: name for name, theirs in _NAMED_APART.items()}
+    return {
+        on_command_line.get(name, name).replace("_", "-"): value
+        for name, value in options.items()
+        if value != _DEFAULTS[name]
+    }
 
 
 def with_engine(
@@ -89,8 +103,22 @@ def _shared(name: str, default: Any) -> inspect.Parameter:
 
 
 def _named(values: dict[str, Any]) -> EngineOptions:
-    """As `Options` names them."""
+    """As `Options` names them. Errors: BadInput under an option's own name."""
+    _check_least(values)
+    policy = values.get("scheduling_policy")
+    if policy not in (None, *_POLICIES):
+        raise BadInput(f"--scheduling-policy {policy!r} is not the engine's; choose {' or '.join(_POLICIES)}")
     options = {_NAMED_APART.get(name, name): value for name, value in values.items()}
     if options.get("pipeline_depth") is not None:
         options["pipeline_depth"] = int(options["pipeline_depth"])
     return options
+
+
+def _check_least(values: dict[str, Any]) -> None:
+    """Of numbers that the engine has other names for. Errors: BadInput below what a scenario takes."""
+    for name in _NAMED_APART:
+        value = values.get(name)
+        for bound in Scenario.model_fields[name].metadata:
+            if value is not None and value < getattr(bound, "ge", value):
+                option = name.replace("_", "-")
+                raise BadInput(f"--{option} is {value}; it must be at least {bound.ge}")

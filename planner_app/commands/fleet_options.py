@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,9 +46,18 @@ class GivenFleet:
                 raise BadInput(f"--replicas: {self.file} has several groups; set their replicas there")
             fields["groups"] = ({**groups[0], "replicas": self.replicas},)
         router = {**fields.get("router", {}), **self.router}
-        options = dict(_option(text) for text in self.options)
-        router["options"] = {**router.get("options", {}), **options}
+        router["options"] = {**router.get("options", {}), **_options(self.options)}
         return FleetSettings.make({**fields, "router": router}, str(self.file or "options"))
+
+
+def _options(texts: Iterable[str]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for text in texts:
+        name, value = _option(text)
+        if name in options:
+            raise BadInput(f"--router-option {text!r}: {name!r} is given twice; keep one")
+        options[name] = value
+    return options
 
 
 def _option(text: str) -> tuple[str, Any]:

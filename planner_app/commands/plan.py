@@ -9,6 +9,7 @@ import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.bounds import MOST_REPLICATES, MOST_WORKERS
 from pagecast.planner_app.commands.fleet_options import FleetGiven, with_fleet
+from pagecast.planner_app.commands.ignored_options import refuse_options
 from pagecast.planner_app.commands.scenario_options import (
     ScenarioArguments,
     TraceArgument,
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from pagecast.planner_app.planner.capacity.planning import Answer, CapacityPlan
 
 Opt = typer.Option
+_MOST_REPLICAS = 64
+_MOST_PREEMPTIONS = 0.01
+_MOST_REQUESTS = 4000
+_REPLICATES = 5
 _TITLES = {
     "concurrency": "admissible concurrency",
     "rate": "highest request rate",
@@ -40,7 +45,10 @@ def plan_command(
     against: Annotated[
         list[str] | None, Opt(help="another router to compare with, with a fleet's options")
     ] = None,
-    most_replicas: Annotated[int, Opt(min=1, max=4096, help="replicas at which a fleet is given up")] = 64,
+    most_replicas: Annotated[
+        int | None,
+        Opt(min=1, max=4096, help=f"with a fleet, replicas at which it is given up [{_MOST_REPLICAS}]"),
+    ] = None,
     emit: Annotated[
         str | None, Opt(help="write the fewest replicas as vllm, k8s, llm-d or dynamo would start them")
     ] = None,
@@ -56,23 +64,29 @@ def plan_command(
         list[str] | None, Opt(help="GPU=USD per GPU-hour: H200=3.5; no price is built in")
     ] = None,
     max_preemption_rate: Annotated[
-        float, Opt(min=0, help="most preemptions per request at the admissible concurrency")
-    ] = 0.01,
+        float | None,
+        Opt(min=0, help=f"most preemptions per request at the admissible concurrency [{_MOST_PREEMPTIONS}]"),
+    ] = None,
     most_users: Annotated[
         int | None, Opt(min=1, help="users at which a search gives up [4 times --max-num-seqs]")
     ] = None,
     most_requests: Annotated[
-        int,
-        Opt(min=1, help="requests of a replay: longer traces are cut; the highest rate takes 6 times that"),
-    ] = 4000,
+        int | None,
+        Opt(
+            min=1,
+            help="requests of a replay: longer traces are cut; the highest rate takes 6 times that "
+            f"[{_MOST_REQUESTS}]",
+        ),
+    ] = None,
     replicates: Annotated[
-        int,
+        int | None,
         Opt(
             min=0,
             max=MOST_REPLICATES,
-            help="draws of costs, noise and workload for 90% intervals: 20 for better ones, 0 for none",
+            help="draws of costs, noise and workload for 90% intervals: 20 for better ones, 0 for none "
+            f"[{_REPLICATES}]",
         ),
-    ] = 5,
+    ] = None,
     fixed_workload: Annotated[
         bool, Opt("--fixed-workload", help="leave the workload's uncertainty out of the intervals")
     ] = False,
@@ -99,10 +113,30 @@ def plan_command(
     from pagecast.sim.replay.resample import resample
 
     level = Slo.parse(slo)
+    for_fleet = fleet.any or bool(against) or emit is not None
+    if for_fleet:
+        refuse_options({"replicas": fleet.replicas}, "is what plan finds, for a --router NAME: leave it out")
+        refuse_options(
+            {
+                "think-time": think_time,
+                "replicas-for": replicas_for,
+                "max-preemption-rate": max_preemption_rate,
+                "most-users": most_users,
+                "most-requests": most_requests,
+                "replicates": replicates,
+                "fixed-workload": fixed_workload or None,
+                "report": report,
+            },
+            "is for one replica: leave it out, or leave the fleet's options, --against and --emit out",
+        )
+    else:
+        refuse_options({"most-replicas": most_replicas}, "is for a fleet: give --router NAME as well")
+    if emit is None:
+        refuse_options({"out": out}, "is the file for --emit: give --emit FORM as well")
     if report is not None:
         ready("--report", report)
     work, scenario = load(trace, arguments)
-    if fleet.any or against or emit is not None:
+    if for_fleet:
         from pagecast.planner_app.commands.fleet_plan import plan_fleet
 
         settings = fleet.settings()
@@ -116,7 +150,7 @@ def plan_command(
             settings,
             level,
             routers=against or [],
-            most=most_replicas,
+            most=_MOST_REPLICAS if most_replicas is None else most_replicas,
             workers=workers,
             cluster=cluster,
             form=emit,
@@ -126,7 +160,8 @@ def plan_command(
         return
     gpu = find_gpu(scenario.gpu).name
     prices = priced(read_prices(price or []), [gpu])
-    total = steps(2 if think_time is None else 3, replicates)
+    draws = _REPLICATES if replicates is None else replicates
+    total = steps(2 if think_time is None else 3, draws)
     with executor(workers, cluster) as run, console.progress("searches", total) as update:
         result = plan(
             work,
@@ -134,10 +169,10 @@ def plan_command(
             level,
             think_s=think_time,
             replicas_for=replicas_for,
-            max_preemption_rate=max_preemption_rate,
+            max_preemption_rate=_MOST_PREEMPTIONS if max_preemption_rate is None else max_preemption_rate,
             most_users=most_users,
-            most_requests=most_requests,
-            replicates=replicates,
+            most_requests=_MOST_REQUESTS if most_requests is None else most_requests,
+            replicates=draws,
             workload=None if fixed_workload else resample,
             usd_per_gpu_hour=prices.get(gpu),
             run=run,

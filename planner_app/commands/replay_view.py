@@ -102,13 +102,7 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
     if swap := s.get("swap"):
         table.add_row("swapped", f"{swap['out_tokens']:,} tokens out, {swap['in_tokens']:,} back")
     if rollout := s.get("rollout"):
-        delay = rollout["old_blocks_gone_after_s"]
-        stay = "some are there at the end" if delay is None else f"gone after {console.seconds(delay)}"
-        table.add_row(
-            "rollout",
-            f"{rollout['forced_miss_tokens']:,} hit tokens lost; "
-            f"{rollout['old_blocks_at_rollout'] or 0:,} old blocks, {stay}",
-        )
+        table.add_row("rollout", f"{rollout['forced_miss_tokens']:,} hit tokens lost; {_old_blocks(rollout)}")
     if peak := s.get("peak"):
         table.add_row(
             "at peak",
@@ -129,7 +123,7 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
             f"tenant {name or '-'}",
             f"{tenant['completed']:,} of {tenant['requests']:,} completed, p99 TTFT "
             f"{console.seconds(tenant['ttft_p99_s'])}, {tenant['token_hit_rate']:.1%} hits, "
-            f"{tenant['evicted_blocks']:,} blocks evicted",
+            f"{_number(tenant['evicted_blocks'])} blocks evicted",
         )
     if offloading := s.get("offloading"):
         table.add_row("hits by tier", _hits_by_tier(offloading))
@@ -140,6 +134,22 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
     if speculation := s.get("speculation"):
         table.add_row("draft tokens", _drafts(speculation))
     return table
+
+
+def _old_blocks(rollout: dict[str, Any]) -> str:
+    """What became of the cached blocks of the old revision."""
+    first = rollout["old_blocks_at_rollout"]
+    left = rollout["old_blocks_at_end"]
+    delay = rollout["old_blocks_gone_after_s"]
+    if not (first or left or delay):
+        return "no old blocks"
+    rest = f"{left:,} at the end" if left else f"the last gone after {console.seconds(delay)}"
+    return f"{counted(first, 'old block')} at the rollout, {rest}"
+
+
+def _number(count: int | None) -> str:
+    """A count, or a dash where nobody counts."""
+    return "-" if count is None else f"{count:,}"
 
 
 def _hits_by_tier(tiers: dict[str, Any]) -> str:

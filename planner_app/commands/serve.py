@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.engine_options import engine_only_options, engine_options
+from pagecast.planner_app.commands.engine_options import engine_fields, engine_only_options, engine_options
 from pagecast.planner_app.commands.field_options import gathering
+from pagecast.planner_app.commands.ignored_options import refuse_options
 from pagecast.planner_app.commands.mock_options import check_mock_options, mock_options, read_config
 from pagecast.planner_app.commands.scenario_options import ScenarioArguments, scenario_from, scenario_options
 from pagecast.sim.core.errors import BadInput, CannotRunHere
@@ -71,11 +73,13 @@ def _server(
 
 def _simulated(
     simulate: Annotated[bool, Opt("--simulate", help="serve a simulated replica; needs no GPU")] = False,
-    time_scale: Annotated[float, Opt(help="simulated seconds in a second")] = 1.0,
-    mode: Annotated[str, Opt(help="text to answer with: random words, or echo the prompt")] = "random",
+    time_scale: Annotated[float | None, Opt(help="simulated seconds in a second [1]")] = None,
+    mode: Annotated[
+        str | None, Opt(help="text to answer with: random words, or echo the prompt [random]")
+    ] = None,
     mean_output_tokens: Annotated[
-        int, Opt(min=1, help="mean length of answers whose request sets no max_tokens")
-    ] = 256,
+        int | None, Opt(min=1, help="mean length of answers whose request sets no max_tokens [256]")
+    ] = None,
 ) -> None:
     """The options of the simulated backend, as a signature."""
 
@@ -103,6 +107,7 @@ def serve_command(options: dict[str, Any]) -> None:
     """
     _need_server()
     check_mock_options(options)
+    _refuse_ignored(options)
     if not options["simulate"]:
         _serve_engine(options)
         return
@@ -114,6 +119,30 @@ def serve_command(options: dict[str, Any]) -> None:
     serve(replicas, sockets, lambda ports: announce(server_options, ports))
 
 
+def _refuse_ignored(options: dict[str, Any]) -> None:
+    """Errors: BadInput for an option that what is served does not look at."""
+    if options["simulate"]:
+        engine_only = [one.name for one in engine_only_options()]
+        refuse_options(_given(options, engine_only), "is for the engine: leave it out, or --simulate")
+    else:
+        known = {"model", "seed", *engine_fields()}
+        simulated = [one.name for one in _SIMULATED_OPTIONS if one.name != "simulate"]
+        simulated += [one.name for one in _SCENARIO_OPTIONS if one.name not in known]
+        refuse_options(
+            _given(options, [*simulated, "lora_modules"]),
+            "needs --simulate: the engine has nothing like it; leave it out",
+        )
+    if options["kv_events_endpoint"] is None:
+        of_events = ["kv_events_replay_endpoint", "kv_events_topic", "event_batch_size"]
+        refuse_options(_given(options, of_events), "is for KV events: give --kv-events-endpoint as well")
+
+
+def _given(options: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Values by the options' names without dashes, None for those that are not given."""
+    values = {name.replace("_", "-"): options[name] for name in names}
+    return {name: None if value in ("", []) else value for name, value in values.items()}
+
+
 def _simulated_replicas(options: dict[str, Any]) -> list[ReplicaServer]:
     from pagecast.planner_app.server.answers import Lengths
     from pagecast.planner_app.server.building import Simulation, simulated_replica
@@ -121,7 +150,9 @@ def _simulated_replicas(options: dict[str, Any]) -> list[ReplicaServer]:
 
     fields = {name: options[name] for name in Scenario.model_fields if options[name] is not None}
     scenario = scenario_from(ScenarioArguments(options["scenario"], fields))
-    simulation = Simulation(options["time_scale"], options["mode"], Lengths(options["mean_output_tokens"]))
+    paced = {name: options[name] for name in ("time_scale", "mode") if options[name] is not None}
+    mean = options["mean_output_tokens"]
+    simulation = Simulation(**paced, lengths=Lengths() if mean is None else Lengths(mean))
     simulation.check()
     server = _server_options(options, scenario.model, scenario.seed)
     tokenizer = tokenizer_for(scenario.model, options["tokenizer"])

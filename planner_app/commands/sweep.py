@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.bounds import MOST_TRIALS, MOST_WORKERS
-from pagecast.planner_app.commands.fleet_options import FleetGiven, with_fleet
+from pagecast.planner_app.commands.fleet_options import FleetGiven, GivenFleet, with_fleet
+from pagecast.planner_app.commands.ignored_options import refuse_options
 from pagecast.planner_app.commands.scenario_options import (
     ScenarioArguments,
     TraceArgument,
@@ -47,9 +48,15 @@ def sweep_command(
         list[str] | None, Opt(help="GPU=USD per GPU-hour, may be repeated: H200=3.5; no price is built in")
     ] = None,
     objective: Annotated[
-        str, Opt(help="figures to trade off, with commas [cost, ttft_p99_s, tpot_p95_s]")
+        str,
+        Opt(
+            help="figures to trade off, with commas [ttft_p99_s, tpot_p95_s, and before them usd_per_hour, "
+            "without prices gpus, where the GPUs differ, or else output_tokens_per_s]"
+        ),
     ] = "",
-    generation: Annotated[int, Opt(max=MOST_TRIALS, help="trials that a search chooses at once")] = 20,
+    generation: Annotated[
+        int | None, Opt(max=MOST_TRIALS, help="trials that --search chooses at once [20]")
+    ] = None,
     out: Annotated[Path | None, Opt(help="the study's folder; there already, the study goes on")] = None,
     workers: Annotated[int | None, Opt(min=1, max=MOST_WORKERS, help="processes [one per core]")] = None,
     cluster: Annotated[str | None, Opt(help="address of a Dask scheduler: tcp://host:8786")] = None,
@@ -74,6 +81,7 @@ def sweep_command(
     from pagecast.planner_app.planner.fleet.knobs import KNOBS
     from pagecast.planner_app.planner.prices import read_prices
     from pagecast.planner_app.planner.sweep.question import SweepQuestion
+    from pagecast.planner_app.planner.sweep.search import GENERATION
     from pagecast.planner_app.planner.sweep.space import parse_space
     from pagecast.planner_app.planner.sweep.study import sweep
 
@@ -81,6 +89,11 @@ def sweep_command(
         ready("--report", report)
     if emit is not None:
         check_form(emit)
+    else:
+        refuse_options({"emit-to": emit_to}, "is the file for --emit: give --emit FORM as well")
+    if search is None:
+        refuse_options({"generation": generation}, "is for a search: give --search N as well")
+    _refuse_knobs_values(settings, arguments, fleet)
     work, scenario = load(trace, arguments)
     space = parse_space(settings, scenario, fleet=True)
     fleet_settings = (
@@ -88,7 +101,15 @@ def sweep_command(
     )
     objectives = tuple(name.strip() for name in objective.split(",") if name.strip())
     question = SweepQuestion(
-        work, scenario, space, slo, read_prices(price or []), objectives, search, generation, fleet_settings
+        work,
+        scenario,
+        space,
+        slo,
+        read_prices(price or []),
+        objectives,
+        search,
+        GENERATION if generation is None else generation,
+        fleet_settings,
     )
     with console.progress("trials", question.count) as update:
         result = sweep(question, out=out, workers=workers, cluster=cluster, progress=update)
@@ -112,6 +133,15 @@ def sweep_command(
             )
     if result.cheapest is None:
         raise typer.Exit(1)
+
+
+def _refuse_knobs_values(settings: list[str], arguments: ScenarioArguments, fleet: GivenFleet) -> None:
+    """Errors: BadInput for an option whose value every trial replaces by the knob's."""
+    fixed = {**arguments.fields, "replicas": fleet.replicas, "router": fleet.router.get("policy")}
+    for text in settings:
+        name = text.partition("=")[0].strip().replace("-", "_")
+        given = {name.replace("_", "-"): fixed.get(name)}
+        refuse_options(given, f"is what --set {text} varies: leave one of them out")
 
 
 def as_dict(result: SweepResult) -> dict[str, Any]:

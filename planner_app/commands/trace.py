@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.trace_generate import generate_command
+from pagecast.planner_app.commands.ignored_options import refuse_options
+from pagecast.planner_app.commands.trace_generate import Lossy, generate_command
 from pagecast.planner_app.commands.trace_view import describe_and_show, read_with_progress, written
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces import operations
@@ -78,7 +79,7 @@ def convert_command(
     trace: TraceName,
     out: Annotated[Path, Arg(help="file to write: .parquet, .jsonl or .csv (these with .gz or .zst too)")],
     form: Annotated[str | None, Opt(help=f"{', '.join(FORMS)} [by OUT's ending]")] = None,
-    lossy: Annotated[bool, Opt("--lossy", help="drop what the form can't hold")] = False,
+    lossy: Lossy = False,
     mix: Annotated[
         list[str] | None, Opt(help="another trace to play at the same time; may be repeated")
     ] = None,
@@ -99,6 +100,8 @@ def convert_command(
     json: Json = False,
 ) -> None:
     """Writes a trace in another form, on the way cut (first), mixed and scaled (last) if asked."""
+    if scale is None:
+        refuse_options({"scale-think": scale_think or None}, "goes with --scale: give that as well")
     options = {
         "limit": limit,
         "sort": sort,
@@ -125,9 +128,14 @@ def convert_command(
 def sample_command(
     name: Annotated[str | None, Arg(help="a sample's name; without one they are listed")] = None,
     out: Annotated[Path | None, Opt(help="file to write the sample to, in the form of its ending")] = None,
+    lossy: Lossy = False,
     json: Json = False,
 ) -> None:
     """Lists the bundled samples, describes one, or writes it to a file."""
+    if name is None:
+        refuse_options({"out": out}, "is a file for a sample: name the sample before it")
+    if out is None:
+        refuse_options({"lossy": lossy or None}, "is for a file: give --out as well")
     if name is None:
         _list_samples(json)
         return
@@ -135,7 +143,7 @@ def sample_command(
     if out is None:
         describe_and_show(work, json)
     else:
-        write(work, out)
+        write(work, out, lossy=lossy)
         written(work, out, json)
 
 

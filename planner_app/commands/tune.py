@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.bounds import MOST_WORKERS
+from pagecast.planner_app.commands.ignored_options import refuse_options
 from pagecast.planner_app.commands.scenario_options import (
     ScenarioArguments,
     TraceArgument,
@@ -89,6 +90,10 @@ def _tune(
 
     work, scenario = load(name, arguments)
     knob = "block_size" if what == "block_size" else knobs.budget_knob(scenario)
+    given = {knob.replace("_", "-"): arguments.fields.get(knob)}
+    refuse_options(
+        given, f"is what tune {what.replace('_', '-')} varies: leave it out; --values lists what is tried"
+    )
     values = values or {"block_size": knobs.BLOCK_SIZES, **knobs.BUDGETS}[knob]
     ask = knobs.tune_block_size if what == "block_size" else knobs.tune_hbm_budget
     jobs = knobs.jobs_of(values, knob, scenario, options["concurrency"])

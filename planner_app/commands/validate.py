@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.bounds import MOST_REPLICATES
+from pagecast.planner_app.commands.ignored_options import refuse_options
 from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.planner_app.wording.accuracy import accuracy_sentences, as_json, blocks_sentence, expected_error
 from pagecast.sim.core.errors import BadInput
@@ -88,6 +89,15 @@ def validate_command(
                 f"{run}: is a file, not the folder of a recorded run; if it holds the results of a "
                 "benchmark, give the scenario that they were measured in: --scenario FILE.yaml"
             )
+        refuse_options(
+            {
+                "profile": profile,
+                "transfer-costs": transfer or None,
+                "host-time-factor": host_time_factor,
+            },
+            "is for a recorded run: for results of a benchmark, write it into the file of --scenario",
+        )
+        refuse_options({"report": report}, "is for a recorded run: results of a benchmark have --json")
         fields = {} if costs == "recorded" else {"costs": costs}
         results = read_results(run, client_ms)
         _results(results, Scenario.load(scenario, **fields), replicates, seed or 0, max_error, json)
@@ -97,7 +107,7 @@ def validate_command(
     if client_ms is not None:
         raise BadInput("--client-ms is for results of a benchmark: a recorded run has the engine's latencies")
     if costs == "recorded":
-        _refuse_options(
+        refuse_options(
             {
                 "replicates": replicates,
                 "transfer-costs": transfer or None,
@@ -105,7 +115,8 @@ def validate_command(
                 "max-error": max_error,
                 "seed": seed,
                 "report": report,
-            }
+            },
+            "needs --costs auto or a calibration: recorded costs compare decisions, not times",
         )
         _decisions(RecordedRun.load(run), profile or "vllm", json)
         return
@@ -154,15 +165,6 @@ def _results(
         show(outcome, totals=False)
     if max_error is not None and outcome.worst_percent > max_error:
         raise typer.Exit(1)
-
-
-def _refuse_options(values: dict[str, object]) -> None:
-    """Errors: BadInput for what only a forecast can use."""
-    for name, value in values.items():
-        if value is not None:
-            raise BadInput(
-                f"--{name} needs --costs auto or a calibration: recorded costs compare decisions, not times"
-            )
 
 
 def _decisions(run: RecordedRun, profile: str, json: bool) -> None:

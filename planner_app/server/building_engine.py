@@ -11,13 +11,10 @@ from pagecast.planner_app.server.engine_work import EngineWork
 from pagecast.planner_app.server.kv_events import KvEvents, Publisher
 from pagecast.planner_app.server.options import ServerOptions
 from pagecast.planner_app.server.recording import JournalKeeper
-from pagecast.sim.core.errors import BadInput
 
 
 def engine_work(engine: Engine, options: ServerOptions, connection: socket.socket) -> EngineWork:
     """The engine's side of a server, with what keeps its history. Errors: BadInput."""
-    if options.lora_modules:
-        raise BadInput("--lora-modules needs --simulate: the engine has no adapters")
     work = EngineWork(engine, connection)
     if options.record is not None:
         meta = {"name": f"{engine.loaded.spec.facts.name} served", **described(engine)}

@@ -30,12 +30,13 @@ from pagecast.planner_app.server.errors import ApiError, backend_failed, queue_i
 from pagecast.planner_app.server.generation import NEVER, Generation
 from pagecast.planner_app.server.text import GrowingText
 from pagecast.planner_app.server.tokenizer import Tokenizer
+from pagecast.planner_app.stderr import complain
 
 
 class EngineBackend(asyncio.Protocol):
     """Implements `GenerationBackend` with an engine at the other end of `connection`.
 
-    `drain` is called when the engine's process is told to end.
+    `drain` is called once, when the engine's process is told to end or has ended.
     """
 
     def __init__(
@@ -99,14 +100,21 @@ class EngineBackend(asyncio.Protocol):
                 self._deliver(message)
             elif isinstance(message, Failure):
                 self._give_up(message.reason)
-            elif isinstance(message, Draining) and self.drain is not None:
-                self.drain()
+            elif isinstance(message, Draining):
+                self._drain()
 
     def connection_lost(self, error: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         self._closed.set()
-        if self._live and not self._failure:
+        if not (self._stopping or self._failure):
+            complain("the engine's process has ended")
             self._give_up("it has ended")
+        self._drain()
+
+    def _drain(self) -> None:
+        drain, self.drain = self.drain, None
+        if drain is not None:
+            drain()
 
     def _send(self, message: Any) -> None:
         if self._transport is not None and not self._transport.is_closing():

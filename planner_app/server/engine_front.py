@@ -7,7 +7,8 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from pagecast.planner_app.server.engine_mail import EngineFacts
 from pagecast.planner_app.server.intake import RequestIntake
 from pagecast.planner_app.server.metrics import ServerMetrics
 from pagecast.planner_app.server.options import ServerOptions
-from pagecast.planner_app.server.running import announce, serve
+from pagecast.planner_app.server.running import StopSignals, announce, serve
 from pagecast.planner_app.server.tokenizer import NumberTokenizer, PackedTokenizer, Tokenizer, tokenizer_for
 from pagecast.planner_app.stderr import complain
 from pagecast.sim.core.errors import CannotRunHere
@@ -69,20 +70,21 @@ def serve_engine(
     server = get_context("spawn").Process(
         target=_front, args=(facts, tokenizer, options, connection, list(sockets)), name="pagecast server"
     )
-    server.start()
-    for one in (connection, *sockets):
-        one.close()
-    signals = 0
+    signals, ended_at_once = StopSignals(), False
 
     def stop(*_: object) -> None:
-        nonlocal signals
-        signals += 1
-        work.drain()
-        if signals > 1:
-            server.terminate()
+        nonlocal ended_at_once
+        if signals.insists():
+            ended_at_once = True
+            server.kill()
+        elif signals.is_first():
+            work.drain()
 
     before = [signal.signal(name, stop) for name in _SIGNALS]
     try:
+        _start_deaf(server)
+        for one in (connection, *sockets):
+            one.close()
         work.run()
         server.join()
     finally:
@@ -90,8 +92,26 @@ def serve_engine(
             signal.signal(name, handler)
         if server.is_alive():
             server.kill()
+    if ended_at_once:
+        raise CannotRunHere("a second signal has ended the server; requests under way were dropped")
+    if server.exitcode is not None and server.exitcode < 0:
+        ended_by = signal.Signals(-server.exitcode).name
+        raise CannotRunHere(f"the server's process was ended by {ended_by}; requests under way were dropped")
     if work.failed is not None or server.exitcode:
         raise CannotRunHere("the server has failed; see the messages above")
+
+
+def _start_deaf(server: BaseProcess) -> None:
+    """Starts a process that hears none of the signals, from its first instruction on: it inherits the mask.
+
+    Signals to this process wait meanwhile.
+    """
+    resource_tracker.ensure_running()  # which unblocks these signals where it starts
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        server.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def _front(
@@ -101,9 +121,12 @@ def _front(
     connection: socket.socket,
     sockets: list[socket.socket],
 ) -> None:
-    """The process of the server: the engine's process hears the signals, and says when to end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """The process of the server: the engine's process hears the signals, and says when to end.
+
+    A signal to the whole process group comes here too, and must not cut answers short.
+    """
+    for name in _SIGNALS:
+        signal.signal(name, signal.SIG_IGN)
     try:
         replica = front_replica(facts, tokenizer, options, connection)
         backend = replica.backend

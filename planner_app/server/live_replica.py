@@ -56,9 +56,9 @@ class LiveArrivals(Arrivals):
             self._history.note_outside(now, due[0], cancelled=due[1] is None)
         return due
 
-    def due(self, now: int) -> tuple[int, int] | None:
+    def take_arrival(self, now: int) -> tuple[int, int] | None:
         """See `Arrivals`."""
-        arrival = super().due(now)
+        arrival = super().take_arrival(now)
         if arrival is not None:
             row = arrival[0]
             self._waiting.discard(row)

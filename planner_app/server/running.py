@@ -1,7 +1,8 @@
 """Process of replicas behind HTTP, one port each, until a signal ends it.
 
 SIGTERM and SIGINT drain: no new connections, requests under way are finished, for at most `drain_timeout_s`.
-A second signal ends the process at once.
+A second signal ends the process at once, if it comes later than `_REPEATED_S`: `timeout` sends each signal
+twice, to the process and to its group.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import gc
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import uvicorn
@@ -22,7 +24,26 @@ from pagecast.planner_app.server.serving import OwnSend
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 
 _BACKLOG = 4096
+_REPEATED_S = 1.0
 _GC_THRESHOLD = 20_000  # objects; thousands of streams are many, and few of them are garbage
+
+
+class StopSignals:
+    """Tells the first signal to end, and one that insists, from a repetition of the first."""
+
+    def __init__(self) -> None:
+        self._first_s: float | None = None
+
+    def is_first(self) -> bool:
+        """Notes a signal; whether it is the first."""
+        if self._first_s is not None:
+            return False
+        self._first_s = time.monotonic()
+        return True
+
+    def insists(self) -> bool:
+        """Whether a signal that comes now is meant to end the process at once."""
+        return self._first_s is not None and time.monotonic() - self._first_s > _REPEATED_S
 
 
 class HttpServer(uvicorn.Server):
@@ -107,12 +128,13 @@ async def _serve(
     drain_by: Callable[[Callable[[], None]], None],
 ) -> None:
     servers = [http_server(replica) for replica in replicas]
-    stopping = asyncio.Event()
+    signals = StopSignals()
 
     def stop() -> None:
-        if stopping.is_set():
+        if signals.insists():
             os._exit(1)
-        stopping.set()
+        if not signals.is_first():
+            return
         for replica, server in zip(replicas, servers, strict=True):
             replica.draining = True
             server.should_exit = True

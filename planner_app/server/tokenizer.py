@@ -138,8 +138,11 @@ class NumberTokenizer:
         """A token for each byte."""
         return [byte % self._vocabulary for byte in text.encode("utf-8", "replace")]
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """A character for each token that is one in ASCII, and the number of any other."""
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """A character for each token that is one in ASCII, and the number of any other.
+
+        `skip_special_tokens` is there for those who call transformers' tokenizers: none is special here.
+        """
         return "".join([chr(id) if 32 <= id < 127 or id == 10 else f" t{id}" for id in ids])
 
     def chat(self, messages: list[Message], *, generate: bool = True) -> str:

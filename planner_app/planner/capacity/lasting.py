@@ -124,9 +124,9 @@ class _WatchedArrivals(Arrivals):
         self._after_ns = self._first_ns + after_ns
         self._inside, self._most, self._now_ns = 0, may_run, self._first_ns
 
-    def due(self, now: int) -> tuple[int, int] | None:
+    def take_arrival(self, now: int) -> tuple[int, int] | None:
         """The next arrival, noted."""
-        arrival = super().due(now)
+        arrival = super().take_arrival(now)
         if arrival is not None:
             row, self._now_ns = arrival
             self._came[row] = self._now_ns

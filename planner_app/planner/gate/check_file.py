@@ -23,7 +23,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.documents import field_problem
 from pagecast.sim.scenario import CHECK, Scenario, read_fields
 from pagecast.traces.bundled import sample_names
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 DRAWS = 20
 
@@ -35,6 +35,12 @@ class Bound(BaseModel):
 
     min: float | None = None
     max: float | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Bound:
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min is {self.min:g} and max is {self.max:g}; lower min, or raise max")
+        return self
 
 
 class Check(BaseModel):

@@ -76,7 +76,7 @@ class Space:
         """Every point. Errors: BadInput for a range without a step, or more than `MOST_POINTS`."""
         for knob in self.knobs:
             if not knob.values:
-                raise BadInput(f"--set {knob}: a grid needs a step ({knob}:STEP); --search N does without")
+                raise BadInput(f"{knob}: a grid needs a step ({knob}:STEP); --search N does without")
         if (self.size or 0) > MOST_POINTS:
             raise BadInput(f"the grid has {self.size:,} points; give fewer values, or --search N")
         names = [knob.name for knob in self.knobs]
@@ -97,7 +97,8 @@ def shown(value: KnobValue) -> str:
 def parse_space(settings: Sequence[str], base: Scenario, *, fleet: bool = False) -> Space:
     """Reads `name=values` of each knob; with `fleet` those of a fleet too (`fleet.knobs`).
 
-    Errors: BadInput for what no scenario like `base` could have.
+    Errors: BadInput for what no scenario like `base` could have. It begins with the text at fault, and names
+    no option: commands have several for it.
     """
     if not settings:
         raise BadInput("nothing to sweep; say --set block_size=16,32,64 (any field of the scenario)")
@@ -105,12 +106,12 @@ def parse_space(settings: Sequence[str], base: Scenario, *, fleet: bool = False)
     for text in settings:
         knob = _knob(text, base, fleet)
         if knob.name in knobs:
-            raise BadInput(f"--set {text}: {knob.name} is set twice; put its values into one list")
+            raise BadInput(f"{text}: {knob.name} is set twice; put its values into one list")
         knobs[knob.name] = knob
     idle = [name for name in _BUDGET if name in knobs]
     if idle and base.num_gpu_blocks is not None and "num_gpu_blocks" not in knobs:
         raise BadInput(
-            f"--set {knobs[idle[0]]}: num_gpu_blocks replaces the memory budget, so that {idle[0]} would "
+            f"{knobs[idle[0]]}: num_gpu_blocks replaces the memory budget, so that {idle[0]} would "
             "change nothing; leave one of them out"
         )
     return Space(tuple(knobs.values()))
@@ -120,9 +121,9 @@ def _knob(text: str, base: Scenario, fleet: bool) -> Knob:
     name, equals, values_text = text.partition("=")
     name = name.strip().replace("-", "_")
     if not equals or not values_text.strip():
-        raise BadInput(f"--set {text}: write NAME=VALUE,VALUE or NAME=FROM:TO:STEP")
+        raise BadInput(f"{text}: write NAME=VALUE,VALUE or NAME=FROM:TO:STEP")
     if name not in Scenario.model_fields and not (fleet and name in fleet_knobs.KNOBS):
-        raise BadInput(f"--set {text}: {unknown_field(name, Scenario.model_fields)}")
+        raise BadInput(f"{text}: {unknown_field(name, Scenario.model_fields)}")
     parts = [part.strip() for part in values_text.split(",")]
     if is_number(name) and len(parts) == 1 and parts[0].count(":") == 1:
         return _between(name, text, parts[0], base)
@@ -131,9 +132,9 @@ def _knob(text: str, base: Scenario, fleet: bool) -> Knob:
         for written in _stepped(text, part) if is_number(name) and ":" in part else (part,):
             values.append(_value(name, text, written, base))
             if len(values) > MOST_VALUES:
-                raise BadInput(f"--set {text}: more than {MOST_VALUES:,} values; take a larger step")
+                raise BadInput(f"{text}: more than {MOST_VALUES:,} values; take a larger step")
     if len(set(values)) < len(values):
-        raise BadInput(f"--set {text}: a value is given twice")
+        raise BadInput(f"{text}: a value is given twice")
     return Knob(name, tuple(values))
 
 
@@ -147,7 +148,7 @@ def is_number(name: str) -> bool:
 def _between(name: str, text: str, part: str, base: Scenario) -> Knob:
     low, high = (_value(name, text, bound, base) for bound in part.split(":"))
     if not isinstance(low, int | float) or not isinstance(high, int | float) or not low < high:
-        raise BadInput(f"--set {text}: give a lower and a higher bound")
+        raise BadInput(f"{text}: give a lower and a higher bound")
     return Knob(name, (), low, high, isinstance(low, int))
 
 
@@ -158,11 +159,11 @@ def _stepped(text: str, part: str) -> Iterator[str]:
         factor = pieces[2].startswith("x")
         low, high, step = Decimal(pieces[0]), Decimal(pieces[1]), Decimal(pieces[2].removeprefix("x"))
     except (IndexError, InvalidOperation):
-        raise BadInput(f"--set {text}: {part!r} is no range; write FROM:TO:STEP or FROM:TO:xFACTOR") from None
+        raise BadInput(f"{text}: {part!r} is no range; write FROM:TO:STEP or FROM:TO:xFACTOR") from None
     if len(pieces) != 3 or not (low.is_finite() and high.is_finite() and step.is_finite()):
-        raise BadInput(f"--set {text}: {part!r} is no range; write FROM:TO:STEP or FROM:TO:xFACTOR")
+        raise BadInput(f"{text}: {part!r} is no range; write FROM:TO:STEP or FROM:TO:xFACTOR")
     if low > high or step <= (1 if factor else 0) or (factor and low <= 0):
-        raise BadInput(f"--set {text}: {part!r} never gets there; FROM is below TO, the step goes up")
+        raise BadInput(f"{text}: {part!r} never gets there; FROM is below TO, the step goes up")
     while low <= high:
         yield format(low.normalize(), "f")
         low = low * step if factor else low + step
@@ -171,17 +172,17 @@ def _stepped(text: str, part: str) -> Iterator[str]:
 def _value(name: str, text: str, written: str, base: Scenario) -> KnobValue:
     """A value as a scenario file would read it, checked in the same way. Errors: BadInput."""
     if not written:
-        raise BadInput(f"--set {text}: a value is missing between commas")
+        raise BadInput(f"{text}: a value is missing between commas")
     if name in fleet_knobs.KNOBS:
         try:
             return fleet_knobs.checked(name, written)
         except BadInput as error:
-            raise BadInput(f"--set {text}: {error}") from None
+            raise BadInput(f"{text}: {error}") from None
     try:
         value: Any = None if written.lower() == "none" else parse_yaml(written)
     except yaml.YAMLError:
         value = written
-    changed = Scenario.make({**base.model_dump(), name: value}, f"--set {text}")
+    changed = Scenario.make({**base.model_dump(), name: value}, text)
     try:
         if name == "gpu":
             return find_gpu(changed.gpu).name
@@ -192,6 +193,6 @@ def _value(name: str, text: str, written: str, base: Scenario) -> KnobValue:
         elif name == "kv_cache_dtype":
             find_model(changed.model).kv_element_bytes(changed.kv_cache_dtype)
     except BadInput as error:
-        raise BadInput(f"--set {text}: {error}") from None
+        raise BadInput(f"{text}: {error}") from None
     checked: KnobValue = getattr(changed, name)
     return checked

@@ -1,6 +1,7 @@
 """`pagecast calibrate` and `validate --costs`: files, exit codes and one-line errors."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,23 @@ def test_a_benchmarks_results_correct_measured_operations_and_are_validated(tmp_
     assert run(["validate", *given, "--costs", out, "--client-ms", "2", "--replicates", "0", "--json"]) == 0
     shorter = json.loads(capsys.readouterr().out)["ttft_s.mean"]["predicted"]
     assert ttft - shorter == pytest.approx(0.0042 + 1.9e-6 * 214.5)
+
+
+def test_a_calibration_of_a_cpu_is_said_to_plan_nothing(tmp_path, capsys, monkeypatch):
+    from pagecast.planner_app.commands import calibrate
+
+    runs = Path(__file__).parents[2] / "sim" / "runs" / "recorded"
+    folder = tmp_path / "sweep"
+    shutil.copytree(runs / "vllm-h200-qwen3-30b-a3b-sweep", folder)
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "gpu": "CPU"}))
+    monkeypatch.setattr(calibrate, "_sweep", lambda *_: folder)
+    given = ["calibrate", "--model", "m", "--device", "cpu", "--out", str(tmp_path / "x.json")]
+    assert run([*given, "--replicates", "4"]) == 0
+    printed = capsys.readouterr()
+    note = "note: these costs are for trying the command out: no GPU to plan for is a CPU"
+    assert printed.err == f"{note}\n"
+    assert note in printed.out.splitlines()
 
 
 @pytest.mark.parametrize("command", ["calibrate", "validate"])

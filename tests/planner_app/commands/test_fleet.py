@@ -44,6 +44,7 @@ def test_mistakes_are_one_line(capsys):
     for options, words in (
         (["--router", "nobody"], "router 'nobody' is not known"),
         (["--router-option", "a"], "give NAME=VALUE"),
+        (["--router-option", "a=1", "--router-option", "a=2"], "'a' is given twice"),
         (["--replicas", "2", "--index", "guess"], "router.index is 'guess'"),
     ):
         assert run([*REPLAY, *options]) == 2

@@ -95,6 +95,18 @@ def test_generate_conversations(tmp_path: Path) -> None:
     assert "written to" in run("generate", out, "--turns", 2, "--duration", 30).stdout
 
 
+def test_what_is_generated_or_sampled_is_cut_down_where_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "trace.csv"
+    for arguments in (["generate", str(out), "--turns", "fixed:3", "--requests", "9"], ["sample", "chat"]):
+        given = ["trace", *arguments, *(["--out", str(out)] if arguments[0] == "sample" else [])]
+        assert pagecast(given) == 2
+        assert "--lossy" in capsys.readouterr().err
+        assert pagecast([*given, "--lossy"]) == 0
+        assert len(read(out)) == (9 if arguments[0] == "generate" else 2000)
+
+
 def test_generate_from_servegen_clients(tmp_path: Path) -> None:
     (tmp_path / "chunk-0-trace.csv").write_text("0,2.0,1.0,Gamma,1,1\n")
     (tmp_path / "chunk-0-dataset.json").write_text(

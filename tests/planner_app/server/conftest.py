@@ -1,6 +1,7 @@
 """Simulated replicas behind HTTP, in a thread of the test's process."""
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -19,6 +20,8 @@ from pagecast.planner_app.server.options import ServerOptions
 from pagecast.planner_app.server.running import http_server
 from pagecast.planner_app.server.tokenizer import PackedTokenizer
 from pagecast.sim.scenario import Scenario
+
+from ..commands.conftest import tiny_model as tiny_model
 
 MODEL = "Qwen/Qwen3-8B"
 
@@ -62,8 +65,13 @@ def make_replica(
     return simulated_replica(chosen, chosen.step_costs(), PackedTokenizer(), server, pace)
 
 
-def finishes_its_stream_at_sigterm(process: subprocess.Popen[str], url: str) -> None:
-    """Asserts that a server whose standard error is a pipe sends the rest of a stream, and then ends."""
+def finishes_its_stream_at_sigterm(
+    process: subprocess.Popen[str], url: str, send: Callable[[int, int], None] = os.kill
+) -> None:
+    """Asserts that a server whose standard error is a pipe sends the rest of a stream, and then ends.
+
+    `send`: takes the process's id and SIGTERM, and sends it.
+    """
     text = ""
     try:
         body = {"prompt": "Once upon a time", "max_tokens": 60, "stream": True, "temperature": 0}
@@ -74,7 +82,7 @@ def finishes_its_stream_at_sigterm(process: subprocess.Popen[str], url: str) -> 
             for number, line in enumerate(answer.iter_lines()):
                 text += line
                 if number == 4:
-                    process.send_signal(signal.SIGTERM)
+                    send(process.pid, signal.SIGTERM)
     finally:
         _, errors = process.communicate(timeout=60)
     assert text.endswith("data: [DONE]") and '"finish_reason": "length"' in text

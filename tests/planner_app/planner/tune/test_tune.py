@@ -154,6 +154,7 @@ def test_the_command_prints_a_table_a_reason_and_a_page(tmp_path, capsys):
     [
         (["hbm-budget", "chat", "--num-gpu-blocks", "100"], "num_gpu_blocks fixes the KV cache"),
         (["block-size", "chat", "--values", "0,16"], "block_size is 0"),
+        (["block-size", "chat", "--values", "foo"], "pagecast: block_size=foo: block_size is 'foo'"),
         (["block-size", "chat", "--values", "16:64"], "a range needs a step"),
         (["hbm-budget", "chat", "--values", "0.9:2:0.5"], "gpu_memory_utilization is 1.4"),
         (["block-size", "chat", "--slo", "fast"], "SLO term"),
