@@ -39,8 +39,10 @@ def main() -> None:
     options.add_argument("--requests", type=int, default=192)
     options.add_argument("--tokens", default="2000,16000", help="tokens of a prompt")
     given = options.parse_args()
-    for model in given.models.split(","):
-        print(f"\n{model} on {given.gpu}, {given.users} users")
+    for number, model in enumerate(given.models.split(",")):
+        if number:
+            print()
+        print(f"{model} on {given.gpu}, {given.users} users")
         print("prompt  windows   peak KV usage   most at once   mean TTFT   mean TPOT   tokens/s")
         for tokens in (int(text) for text in given.tokens.split(",")):
             for windows in (True, False):

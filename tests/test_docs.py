@@ -1,6 +1,8 @@
 """The documentation shows the output of real commands, and quotes code that exists."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,15 +38,26 @@ def desk(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+def printed(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines that a command prints: one of pagecast, or an example."""
+    if words[0] == "python":
+        done = subprocess.run([sys.executable, *words[1:]], capture_output=True, text=True, check=True)
+        return (done.stdout + done.stderr).splitlines()
+    code = run(list(words[1:]))
+    output = capsys.readouterr()
+    assert code in (0, 1), f"{words}: exit code {code}: {output.err}"
+    return (output.out + output.err).splitlines()
+
+
 def obey(page: Path, capsys: pytest.CaptureFixture[str], *, slow: bool) -> None:
     """Runs a page's commands in order and compares what they print."""
     for each in commands(page):
-        if not each.runs or (each.mark == "slow" and not slow) or not each.words[0].endswith("pagecast"):
+        if not each.runs or (each.mark == "slow" and not slow):
             continue
-        code = run(list(each.words[1:]))
-        output = capsys.readouterr()
-        assert code in (0, 1), f"{each.words}: exit code {code}: {output.err}"
-        problem = difference(each.output, (output.out + output.err).splitlines())
+        example = each.words[0] == "python" and each.words[1].startswith("examples/")
+        if not example and not each.words[0].endswith("pagecast"):
+            continue
+        problem = difference(each.output, printed(each.words, capsys))
         assert not problem, f"{name(page)}: {' '.join(each.words)}\n{problem}"
 
 
@@ -58,6 +71,48 @@ def test_each_page_shows_what_its_commands_print(page, desk, capsys):
 @pytest.mark.parametrize("page", pages(slow=True), ids=name)
 def test_each_page_with_long_commands_shows_what_they_print(page, desk, capsys):
     obey(page, capsys, slow=True)
+
+
+def test_the_table_of_gpus_shows_what_replays_print(desk, capsys):
+    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    table = page.partition("| GPU |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert len(table) == 6
+    for line in table:
+        gpu, *shown = (cell.strip() for cell in line.strip("|").split("|"))
+        words = (
+            "pagecast",
+            "replay",
+            "traces/samples/chat.jsonl.gz",
+            "--model",
+            "Qwen/Qwen3-8B",
+            "--gpu",
+            gpu,
+        )
+        lines = printed(words, capsys)
+        rows = [re.split(r" {2,}", line.strip()) for line in lines]
+        cells = {row[0]: row for row in rows}
+        usage = cells["KV cache"][1].split(", ")[1].split("%")[0]
+        assert shown == [
+            cells["TTFT"][5],
+            cells["TPOT"][5],
+            cells["output"][1].split()[0],
+            f"{float(usage):.0f}%",
+            cells["pressure"][1].split()[0],
+            lines[0].split(", costs ")[1],
+        ], gpu
+
+
+@pytest.mark.slow
+def test_a_failing_check_is_shown_as_it_is_printed(desk, capsys):
+    page = ROOT / "docs" / "how-to" / "gate-ci.md"
+    shown = re.search(r"```text\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert shown is not None
+    scenario = (ROOT / "examples" / "check.yaml").read_text(encoding="utf-8")
+    Path("worse.yaml").write_text(scenario.replace("max_num_seqs: 128", "max_num_seqs: 8"), encoding="utf-8")
+    printed(("pagecast", "check", "--scenario", "examples/check.yaml", "--write-baseline", "base"), capsys)
+    lines = printed(("pagecast", "check", "--scenario", "worse.yaml", "--baseline", "base"), capsys)
+    problem = difference(("...", *shown[1].splitlines(), "..."), lines)
+    assert not problem, problem
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
