@@ -30,12 +30,18 @@ TRANSFER_SD = 0.13
 def costs_for(calibration: Calibration, target: Target, *, transfer: bool = False) -> CalibratedCosts:
     """The calibration's costs for `target`, as they are or, where `transfer` allows it, scaled.
 
-    Errors: BadInput naming what differs, unless `transfer`; or where the calibrated model is unknown.
+    Errors: BadInput naming what differs, unless `transfer`; for costs of a CPU; or where the calibrated model
+    is unknown.
     """
     differs = difference(calibration, target)
     if differs is None:
         return CalibratedCosts(calibration, pipeline_depth=target.pipeline_depth)
-    if not transfer or calibration.made_for.get("gpu") == CPU:
+    if calibration.made_for.get("gpu") == CPU:
+        raise BadInput(
+            f"calibration {calibration.name} was made on a CPU: no GPU to plan for is one; "
+            "calibrate on the GPU, or give other costs"
+        )
+    if not transfer:
         raise BadInput(
             f"calibration {calibration.name} is {differs}: calibrate it, or carry these costs over "
             "(--transfer-costs; rougher)"

@@ -173,7 +173,7 @@ def test_what_was_learnt_on_a_cpu_is_refused_for_a_gpu():
     made = calibrate([CalibrationRun(made_run(2000, 5, gpu="CPU"))], "own", replicates=0)
     target = Target(model("Qwen/Qwen3-8B"), gpu("H200"))
     for transfer in (False, True):
-        with pytest.raises(BadInput, match="for a CPU, not H200"):
+        with pytest.raises(BadInput, match="was made on a CPU: no GPU to plan for is one"):
             costs_for(made, target, transfer=transfer)
 
 
