@@ -123,12 +123,16 @@ class Engine:
         output says why.
         """
         listed: Listed[Prompt] = [prompts] if isinstance(prompts, str) else prompts
-        each = params if isinstance(params, list | tuple) else [params or SamplingParams()] * len(listed)
+        each: Listed[SamplingParams]
+        if params is None or isinstance(params, SamplingParams):
+            each = [params or SamplingParams()] * len(listed)
+        else:
+            each = params
         if len(each) != len(listed):
             raise BadInput(f"{len(each)} sampling parameters for {len(listed)} prompts; give one for each")
         ids = [self.encode(prompt) for prompt in listed]
-        for prompt, chosen in zip(ids, each, strict=True):
-            self._check(prompt, chosen)
+        for chosen in each:
+            chosen.check()
         try:
             groups = [self.submit(prompt, chosen) for prompt, chosen in zip(ids, each, strict=True)]
             return self._complete(ids, groups)
@@ -221,7 +225,8 @@ class Engine:
 
         Errors: BadInput for parameters out of range, an empty prompt, and ids beyond the vocabulary.
         """
-        self._check(prompt, params)
+        params.check()
+        self._check_ids(prompt)
         output = params.max_tokens or max(1, self.loaded.max_model_len - len(prompt))
         stops = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -324,10 +329,6 @@ class Engine:
         if self.tokenizer is None:
             raise BadInput(f"{self.loaded.spec.facts.name} has no tokenizer here; give prompts as token ids")
         return self.tokenizer
-
-    def _check(self, prompt: NDArray[np.int32], params: SamplingParams) -> None:
-        params.check()
-        self._check_ids(prompt)
 
     def _check_ids(self, prompt: NDArray[Any]) -> None:
         vocab = self.loaded.spec.facts.vocab

@@ -273,7 +273,7 @@ def _room_for(size: int, device: torch.device, too_large: Callable[[], str]) -> 
 
     A CPU's memory is looked at before: where it runs out, the system ends a process, and not always this one.
     """
-    memory = host_memory() if device.type == "cpu" else None
+    memory = machine_memory() if device.type == "cpu" else None
     if memory is not None and size > memory[1]:
         raise CannotRunHere(too_large())
     try:
@@ -292,7 +292,7 @@ def _room(device: torch.device) -> str:
         free += torch.cuda.memory_reserved(device)
         here, other = "this GPU has", "a smaller model or a GPU"
     else:
-        memory = host_memory()
+        memory = machine_memory()
         other = "a smaller model or dtype, or a machine"
         if memory is None:
             return f"this machine has too little memory; choose {other} with more memory"
@@ -303,7 +303,7 @@ def _room(device: torch.device) -> str:
     )
 
 
-def host_memory() -> tuple[int, int] | None:
+def machine_memory() -> tuple[int, int] | None:
     """The machine's memory that this process may use, and how much of it is free, in bytes.
 
     None where the system does not say.

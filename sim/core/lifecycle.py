@@ -388,7 +388,7 @@ class Lifecycle:
         if outcome is not DONE and outcome.stopped:
             early = [request for request in self._live(outcome.stopped) if request not in finished]
             for request in early:
-                request.output_tokens = running.emitted(request)
+                request.output_tokens = self._emitted(request)
             # Blocks become free in the order of admission, whatever it is that ends a request.
             finished = sorted([*finished, *early], key=admission_order)
         for request in finished:

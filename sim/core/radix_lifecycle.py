@@ -82,7 +82,7 @@ class RadixLifecycle(Lifecycle):
         ending = dict.fromkeys(running.draining.pop(plan.last, ()))
         for request in self._live(outcome.stopped):
             if request in running.requests and request not in ending:
-                request.output_tokens = running.emitted(request)
+                request.output_tokens = self._emitted(request)
                 ending[request] = None
         endings = []
         for chunk in plan.chunks:

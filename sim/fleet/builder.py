@@ -8,7 +8,6 @@ from functools import partial
 import simpy
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.pool import Watcher
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fleet.handoff import HandoffFeed
 from pagecast.sim.fleet.inbox import OnEnd, OnFail
@@ -88,24 +87,21 @@ class Builder:
             fast_forward=self._fast_forward,
         )
         clock = partial(getattr, member.replica, "clock")
-        watcher = None
         if self._parts.events is not None:
-            watcher = self._watched(member, self._parts.events, clock)
-        member.revision = watch_revision(scenario, member.scheduler, feed.new_keys, clock, watcher)
+            self._feed_index(self._parts.events, member, clock)
+        member.revision = watch_revision(scenario, member.scheduler, feed.new_keys, clock)
         return member, member.view(self._parts.metrics_period_ns)
 
-    def _watched(self, member: Member, events: EventIndex, clock: Callable[[], int]) -> Watcher:
-        """Has an index hear of what a member stores and evicts. Returns who tells it."""
+    def _feed_index(self, events: EventIndex, member: Member, clock: Callable[[], int]) -> None:
+        """Tells an index what a member stores and evicts."""
         scenario = member.scenario
         if self._block_size not in (0, scenario.block_size):
             raise BadInput("an index fed by events needs one block size; use --index approximate")
         self._block_size = scenario.block_size
-        watcher = events.feed(member.number, clock)
         try:
-            member.scheduler.memory.watch(watcher)
+            member.scheduler.memory.watch(events.feed(member.number, clock))
         except BadInput as error:
             raise BadInput(
                 f"an index fed by events can't follow {scenario.model} under the profile "
                 f"{scenario.profile}: {error}; use --index approximate"
             ) from None
-        return watcher

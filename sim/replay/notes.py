@@ -15,11 +15,8 @@ from pagecast.sim.speculation.recorded import ACCEPTED
 from pagecast.traces.schema import Trace
 
 UNCERTAIN_PART = 0.1  # of the KV blocks: a forecast with less certain memory says so
-_LIMITS = (
-    "gpu_memory_utilization",
-    "free_gpu_memory_fraction",
-    "kv_tokens",
-)  # `num_gpu_blocks` replaces them
+# `num_gpu_blocks` replaces them.
+_LIMITS = ("gpu_memory_utilization", "free_gpu_memory_fraction", "kv_tokens")
 
 
 def notes(

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.pool import Watcher
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import Batch, StepCosts
 from pagecast.sim.replay.clients import NS
@@ -22,22 +21,15 @@ _NS = 1e-9
 class RevisionWatch:
     """Counts the cached blocks of the old revision (a `Watcher` of the pool).
 
-    `new_keys`: the keys of the new one. `clock`: the time of the replica. `beside`: another watcher of the
-    same pool, who is told the same. Times are exact to a step, or to a stretch of decode steps.
+    `new_keys`: the keys of the new one. `clock`: the time of the replica. Times are exact to a step, or to a
+    stretch of decode steps.
     """
 
-    def __init__(
-        self,
-        at_ns: int,
-        new_keys: Container[bytes],
-        clock: Callable[[], int],
-        beside: Watcher | None = None,
-    ) -> None:
+    def __init__(self, at_ns: int, new_keys: Container[bytes], clock: Callable[[], int]) -> None:
         self.old_blocks = 0
         self.at_ns = at_ns
         self._new_keys = new_keys
         self._clock = clock
-        self._beside = beside
         self._blocks_before = 0  # old blocks before the first change since the rollout
         self._changed_ns = 0  # when `old_blocks` changed last
 
@@ -55,15 +47,11 @@ class RevisionWatch:
         """These blocks can be found from now on."""
         if key not in self._new_keys:
             self._change(end - begin, self._clock())
-        if self._beside is not None:
-            self._beside.stored(key, begin, end)
 
     def removed(self, key: bytes, begin: int, end: int) -> None:
         """These blocks can no longer be found."""
         if key not in self._new_keys:
             self._change(begin - end, self._clock())
-        if self._beside is not None:
-            self._beside.removed(key, begin, end)
 
     def lose_all(self, now: int) -> None:
         """The replica is gone, and all its blocks with it."""
@@ -78,15 +66,9 @@ class RevisionWatch:
 
 
 def watch_revision(
-    scenario: Scenario,
-    scheduler: Scheduler,
-    new_keys: Container[bytes],
-    clock: Callable[[], int],
-    beside: Watcher | None = None,
+    scenario: Scenario, scheduler: Scheduler, new_keys: Container[bytes], clock: Callable[[], int]
 ) -> RevisionWatch | None:
     """A watch on the pool where the scenario has a rollout; None where it has none.
-
-    `beside`: another watcher for the same pool.
 
     Errors: BadInput for memories whose pool tells nobody what it evicts.
     """
@@ -96,7 +78,7 @@ def watch_revision(
         raise BadInput(
             f"rollout_at_s needs to hear of all content that is evicted; {scheduler.memory.untold}"
         )
-    watch = RevisionWatch(round(scenario.rollout_at_s * NS), new_keys, clock, beside)
+    watch = RevisionWatch(round(scenario.rollout_at_s * NS), new_keys, clock)
     scheduler.memory.watch(watch)
     return watch
 

@@ -29,6 +29,22 @@ class Watcher(Protocol):
         """These blocks can no longer be found, or one copy of them less."""
 
 
+class _Both(Watcher):
+    """Tells two watchers the same."""
+
+    def __init__(self, first: Watcher, second: Watcher) -> None:
+        self._first = first
+        self._second = second
+
+    def stored(self, key: bytes, begin: int, end: int) -> None:
+        self._first.stored(key, begin, end)
+        self._second.stored(key, begin, end)
+
+    def removed(self, key: bytes, begin: int, end: int) -> None:
+        self._first.removed(key, begin, end)
+        self._second.removed(key, begin, end)
+
+
 @lru_cache(maxsize=4)
 def _numbers(num_blocks: int) -> tuple[int, ...]:
     """Block numbers of a fresh pool: pieces are taken from their high end, so block 0 stands last.
@@ -69,8 +85,8 @@ class BlockPool:
         self.blanks: list[int] = list(_numbers(num_blocks))
 
     def watch(self, watcher: Watcher) -> None:
-        """Tells a watcher from now on which content can be found."""
-        self.watcher = watcher
+        """Tells a watcher from now on which content can be found, beside any that watches already."""
+        self.watcher = watcher if self.watcher is None else _Both(self.watcher, watcher)
         self.heard = self.tells_stored = True
 
     # ---- taking
