@@ -22,16 +22,24 @@ class HybridStride(Stride):
         super().__init__(lifecycle, memory, step)
         self._hybrid = memory
         self._turns = CommonTurns(lifecycle.running, memory)  # of the open stretch
+        self._quiet_until = 0  # tick up to which the first that waits is refused; looked up again from there
 
     def quiet(self) -> int:
         """How many steps from now on are decode steps in which nothing has to be decided.
 
-        Blocks that leave windows may make room for the first that waits: then somebody has to ask.
+        Blocks that leave windows may make room for the first that waits: then somebody has to ask. Each such
+        ask counts as a failed allocation where it is refused. So when to ask is looked up only where the
+        time before is over, and does not depend on how a stretch is cut or on how many steps are planned
+        at once.
         """
         steps = super().quiet()
-        if steps and self._queue.size:
-            return min(steps, self._hybrid.refused_for(self.count))
-        return steps
+        if not steps or not self._queue.size:
+            self._quiet_until = 0
+            return steps
+        tick = self._running.tick
+        if tick >= self._quiet_until:
+            self._quiet_until = tick + self._hybrid.refused_for(self.count)
+        return min(steps, self._quiet_until - tick)
 
     def _blocks_added(self, steps: int) -> int:
         """Blocks in use after `steps` steps from now on, beyond those now; notes who takes and who leaves."""

@@ -209,6 +209,52 @@ def test_fast_forward_changes_nothing_in_many_replays(tmp_path_factory, profile,
     compare_with_every_step(tmp_path_factory, profile, rows, fields, *costs)
 
 
+WINDOWED = st.fixed_dictionaries(
+    {
+        "model": st.just("openai/gpt-oss-20b"),
+        "num_gpu_blocks": st.integers(60, 200),
+        "block_size": st.just(16),
+        "max_num_seqs": st.sampled_from([8, 32]),
+        "max_num_batched_tokens": st.sampled_from([64, 256, 2048]),
+        "scheduling_policy": st.sampled_from(["fcfs", "priority"]),
+        "async_scheduling": st.booleans(),
+        "enable_prefix_caching": st.booleans(),
+        "eviction": st.sampled_from(["lru", "slru"]),
+        "kv_offloading_size": st.sampled_from([None, None, 0.01]),
+    }
+)
+LONG_REQUESTS = REQUESTS.map(
+    lambda rows: [{**row, "output_tokens": 3 * row["output_tokens"]} for row in rows for _ in range(2)]
+)
+
+
+@given(LONG_REQUESTS, WINDOWED)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_decisions_with_windows_do_not_depend_on_fast_forward(rows, fields):
+    """Blocks that leave windows may make room for who waits: the same steps ask for it."""
+    rows = sorted(rows, key=lambda row: row["arrival_s"])
+    spans = [[(row["text"], 0, row["input_tokens"])] for row in rows]
+    trace = trace_of([{k: v for k, v in row.items() if k != "text"} for row in rows], spans)
+    fast, slow = (
+        replay(trace, Scenario(**fields), costs=Plain(), keep_steps=False, fast_forward=each)
+        for each in (True, False)
+    )
+    pd.testing.assert_frame_equal(fast.requests, slow.requests, check_exact=True)
+    for key in ("steps", "evicted_blocks", "preemptions", "failed_allocations"):
+        assert fast.summary[key] == slow.summary[key]
+
+
+def test_failed_allocations_with_windows_do_not_depend_on_fast_forward():
+    rows = [
+        {"arrival_s": 0.05 * number, "input_tokens": 40 + 37 * number % 300, "output_tokens": 200}
+        for number in range(30)
+    ]
+    scenario = Scenario(model="openai/gpt-oss-20b", num_gpu_blocks=150, async_scheduling=False)
+    trace = trace_of(rows)
+    fast, slow = (replay(trace, scenario, costs=Plain(), fast_forward=each) for each in (True, False))
+    assert fast.summary["failed_allocations"] == slow.summary["failed_allocations"] > 0
+
+
 def compare_with_every_step(tmp_path_factory, profile, rows, fields, per_ctx, host):
     """Replays requests with steps skipped and step by step, and compares all that comes of it."""
     rows = sorted(rows, key=lambda row: row["arrival_s"])
