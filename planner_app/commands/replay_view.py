@@ -92,6 +92,8 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
     table.add_row(
         "pressure", f"{s['preemptions']:,} preemptions, {s['failed_allocations']:,} failed allocations"
     )
+    for title, facts in _eviction_rows(s.get("eviction", {})):
+        table.add_row(title, facts)
     table.add_row("steps", f"{s['steps']:,}")
     if partial := s.get("partial_reuse"):
         table.add_row(
@@ -134,6 +136,31 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
     if speculation := s.get("speculation"):
         table.add_row("draft tokens", _drafts(speculation))
     return table
+
+
+def _eviction_rows(eviction: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the eviction order counted or learned, by tenant where each has an order of its own."""
+    if "tenants" in eviction:
+        return [
+            (f"eviction {name or '-'}", _eviction(figures)) for name, figures in eviction["tenants"].items()
+        ]
+    return [("eviction", _eviction(eviction))] if eviction else []
+
+
+def _eviction(figures: dict[str, Any]) -> str:
+    facts = []
+    if "evicted_by_priority" in figures:
+        evicted = ", ".join(
+            f"{counted(blocks, 'block')} of priority {priority}"
+            for priority, blocks in figures["evicted_by_priority"].items()
+        )
+        facts.append(evicted or "none")
+        if figures["reverted_blocks"]:
+            facts.append(f"priorities of {counted(figures['reverted_blocks'], 'block')} ended before")
+    if "reuse_probability" in figures:
+        likely = ", ".join(f"{each:.0%}" for each in figures["reuse_probability"])
+        facts.append(f"probability of reuse after 0, 1, 2... reuses: {likely}")
+    return "; ".join(facts)
 
 
 def _old_blocks(rollout: dict[str, Any]) -> str:

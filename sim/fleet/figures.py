@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from pagecast.sim.fleet.member import Member
 from pagecast.sim.machine.gpus import gpu as find_gpu
+from pagecast.sim.replay.clients import NS
 from pagecast.sim.replay.metrics import (
     Ints,
     PrefixHits,
@@ -43,10 +44,11 @@ _SUMS = (
     "failed_allocations",
 )
 _REPLICA_COLUMNS = (
-    *("state", "admitted_s", "input_tokens", "cached_tokens", "partial_tokens", "output_tokens"),
+    *("state", "arrival_s", "admitted_s", "input_tokens", "cached_tokens", "partial_tokens", "output_tokens"),
     *("ttft_s", "tpot_s"),
 )
 _WINDOW = 4
+_LEAVES = ("draining", "lost")  # events after which a replica takes no more requests
 
 
 def combine(summaries: list[dict[str, Any]], table: pd.DataFrame, wall_s: float) -> dict[str, Any]:
@@ -163,10 +165,27 @@ def ready_over_time(timeline: pd.DataFrame) -> pd.DataFrame:
     for time_s, replica, event in timeline[["time_s", "replica", "event"]].itertuples(index=False):
         if event == "ready":
             ready.add(replica)
-        elif event in ("draining", "lost"):
+        elif event in _LEAVES:
             ready.discard(replica)
         rows[float(time_s)] = len(ready)
     return pd.DataFrame({"time_s": list(rows), "replicas": list(rows.values())})
+
+
+def ready_shares(log: list[tuple[int, str, str]], start_s: float, end_s: float) -> dict[str, float]:
+    """For which share of a time each replica took requests; those that never did are left out.
+
+    `log`: times in nanoseconds, replica names and what happened, in order.
+    """
+    begun: dict[str, float] = {}
+    ready_s: dict[str, float] = {}
+    for time_ns, name, event in log:
+        time_s = min(max(time_ns / NS, start_s), end_s)
+        if event == "ready":
+            begun[name] = time_s
+        elif event in _LEAVES and name in begun:
+            ready_s[name] = time_s - begun.pop(name)
+    ready_s |= {name: end_s - time_s for name, time_s in begun.items()}
+    return {name: seconds / (end_s - start_s) for name, seconds in ready_s.items() if seconds}
 
 
 def sum_counters(counted: list[Counters]) -> Counters:
@@ -184,7 +203,7 @@ def sum_counters(counted: list[Counters]) -> Counters:
 
 
 def by_replica(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The rows of each replica that has any, with the columns that `replica_figures` reads."""
+    """The rows of each replica that has any, with the columns that figures of a replica are made of."""
     codes, names = pd.factorize(table["replica"])
     counts = np.bincount(codes, minlength=len(names))
     ends = np.cumsum(counts)

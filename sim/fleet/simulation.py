@@ -20,6 +20,7 @@ from pagecast.sim.fleet.figures import (
     by_replica,
     combine,
     gpu_figures,
+    ready_shares,
     replica_figures,
     routing_figures,
     sum_counters,
@@ -38,7 +39,12 @@ from pagecast.sim.replay.notes import notes
 from pagecast.sim.replay.offloading_figures import offloading_figures
 from pagecast.sim.replay.recorder import request_frame
 from pagecast.sim.replay.replicates import ChangeCosts
-from pagecast.sim.replay.rollout import RevisionWatch
+from pagecast.sim.replay.rollout import (
+    RevisionWatch,
+    busiest_window,
+    peak_admission,
+    peak_figures,
+)
 from pagecast.sim.replay.simulation import (
     Progress,
     Result,
@@ -205,6 +211,7 @@ class _FleetRun:
         tables = []
         summaries = []
         each: dict[int, dict[str, Any]] = {}
+        served_rows: dict[int, pd.DataFrame] = {}
         for position, alike in enumerate(kinds.values()):
             first = alike[0]
             table = self._table(alike, unserved=not position)
@@ -219,6 +226,7 @@ class _FleetRun:
                     rows = member.recorder.requests()
                     served = request_table(rows, member.costs, member.recorder.reasons)
                 each[member.number] = replica_figures(served, own, member.name, gpu)
+                served_rows[member.number] = served
             tables.append(table)
             summaries.append(summary)
         filled = [table for table in tables if len(table)]
@@ -247,6 +255,11 @@ class _FleetRun:
             summary["offloading"] = offloading
         if isinstance(self.fleet, DisaggregatedFleet):
             summary["fleet"]["handoff"] = self.fleet.figures()
+        for member, figures in zip(members, listed, strict=True):
+            if eviction := member.scheduler.memory.eviction_figures():
+                figures["eviction"] = eviction
+        if self.revisions:
+            summary["peak"] = self._add_peaks(table, served_rows, listed)
         busiest = max(members, key=lambda member: member.recorder.ended)
         remarks = notes(
             self.trace, busiest.scenario, busiest.costs, table, busiest.recorder, self._builder.share
@@ -259,6 +272,25 @@ class _FleetRun:
         return FleetResult(
             self.trace.name, self.scenario, summary, table, steps, remarks, self.settings, replicas, timeline
         )
+
+    def _add_peaks(
+        self, table: pd.DataFrame, served: dict[int, pd.DataFrame], listed: list[dict[str, Any]]
+    ) -> dict[str, float]:
+        """Adds `peak` to the figures of each replica that computes prompts. Returns that of the fleet.
+
+        The fleet can admit what its replicas can together, each for the part of the busiest ten seconds in
+        which it took requests.
+        """
+        busiest = busiest_window(table)
+        shares = ready_shares(self.fleet.log, busiest.start_s, busiest.end_s)
+        rate = 0.0
+        for member, figures in zip(self.fleet.members, listed, strict=True):
+            if member.role == "decode":
+                continue
+            own = served[member.number]
+            figures["peak"] = peak_admission(own, member.limits, member.costs, member.recorder.most_requests)
+            rate += figures["peak"]["uncached_tokens_per_s_at_peak"] * shares.get(member.name, 0.0)
+        return peak_figures(rate, busiest.rate)
 
     def _table(self, members: list[Member], *, unserved: bool) -> pd.DataFrame:
         """The requests that ended on equal replicas, by row; `unserved`: those too that no replica ended."""

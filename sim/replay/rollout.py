@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -108,22 +108,54 @@ def peak_admission(
 ) -> dict[str, float]:
     """Uncached prompt tokens per second: what a replica can admit at its peak, and what was asked of it.
 
-    It can compute what the token budget leaves in a step beside as many decoding requests as ran at most,
-    with a mean context. Asked for: the uncached tokens that arrived in the busiest ten seconds.
+    Asked for: the uncached tokens that arrived in the busiest ten seconds (see `busiest_window`).
+    """
+    return peak_figures(admission_rate(table, limits, costs, most_requests), busiest_window(table).rate)
+
+
+def peak_figures(at_peak: float, asked: float) -> dict[str, float]:
+    """The summary's section `peak`: uncached prompt tokens per second, admissible and asked for."""
+    return {"uncached_tokens_per_s_at_peak": at_peak, "uncached_tokens_per_s_asked": asked}
+
+
+def admission_rate(table: pd.DataFrame, limits: Limits, costs: StepCosts, most_requests: int) -> float:
+    """Uncached prompt tokens per second that a replica can admit at its peak.
+
+    It can compute what the token budget leaves in a step beside as many decoding requests as ran at most
+    (`most_requests`), with a mean context. `table` has the requests that it served.
     """
     admissions = table[table["admitted_s"].notna()]
-    if not len(admissions):
-        return {"uncached_tokens_per_s_at_peak": 0.0, "uncached_tokens_per_s_asked": 0.0}
-    context = int((admissions["input_tokens"] + admissions["output_tokens"] / 2).mean())
+    context = 0
+    if len(admissions):
+        context = int((admissions["input_tokens"] + admissions["output_tokens"] / 2).mean())
     requests = min(most_requests, limits.max_num_batched_tokens - 1)
     room = limits.max_num_batched_tokens - requests
     step_ns = costs.device_ns(Batch(requests, requests * context, context, ((room, 0),))) + costs.host_ns(
         requests + 1
     )
+    return room / (step_ns * _NS)
+
+
+class Window(NamedTuple):
+    """Ten seconds from `start_s` on, in which `rate` uncached prompt tokens per second arrived."""
+
+    start_s: float
+    rate: float
+
+    @property
+    def end_s(self) -> float:
+        """When it is over."""
+        return self.start_s + _WINDOW_S
+
+
+def busiest_window(table: pd.DataFrame) -> Window:
+    """The ten seconds in which most uncached tokens arrived of the requests that were admitted."""
+    admissions = table[table["admitted_s"].notna()]
+    if not len(admissions):
+        return Window(0.0, 0.0)
     uncached = (admissions["input_tokens"] - admissions["cached_tokens"]).to_numpy(np.float64)
     windows = (admissions["arrival_s"].to_numpy(np.float64) // _WINDOW_S).astype(np.int64)
-    demand = np.bincount(windows - windows.min(), weights=uncached)
-    return {
-        "uncached_tokens_per_s_at_peak": room / (step_ns * _NS),
-        "uncached_tokens_per_s_asked": float(demand.max()) / _WINDOW_S,
-    }
+    first = int(windows.min())
+    demand = np.bincount(windows - first, weights=uncached)
+    busiest = int(demand.argmax())
+    return Window((first + busiest) * _WINDOW_S, float(demand[busiest]) / _WINDOW_S)

@@ -33,6 +33,7 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay.clients import Arrivals
+from pagecast.sim.replay.eviction_figures import merged_eviction
 from pagecast.sim.replay.folder import replacing, save, save_summary
 from pagecast.sim.replay.kv_event_file import KvEventFile
 from pagecast.sim.replay.metrics import (
@@ -189,9 +190,8 @@ def core_figures(
 ) -> dict[str, Any]:
     """Figures of the core's optional parts, by their name in the summary: empty where all are off.
 
-    `parts`: each replica's scenario and scheduler; what they counted is added up. Figures of an eviction
-    order can't be added, so only a lone replica has them. `block_size`: in tokens, of all rows of `table` or
-    of each.
+    `parts`: each replica's scenario and scheduler; what they counted is added up. `block_size`: in tokens, of
+    all rows of `table` or of each.
     """
     figures: dict[str, Any] = {}
     for scenario, scheduler in parts:
@@ -199,7 +199,7 @@ def core_figures(
             total = figures.setdefault(part, dict.fromkeys(counts, 0))
             for name, count in counts.items():
                 total[name] += count
-    if len(parts) == 1 and (eviction := parts[0][1].memory.eviction_figures()):
+    if eviction := merged_eviction([scheduler.memory.eviction_figures() for _, scheduler in parts]):
         figures["eviction"] = eviction
     if "tenant" not in table:
         return figures

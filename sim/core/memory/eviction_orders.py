@@ -106,8 +106,13 @@ class CostAware(RankedEviction):
         return self._floor + self._value(piece), self._count
 
     def figures(self) -> dict[str, object]:
-        """The learned probabilities of reuse, by how often content was reused before."""
-        return {"reuse_probability": [round(self.probability(uses), 4) for uses in range(_USES + 1)]}
+        """By how often content was reused before: the learned probability that it is reused again, and from
+        how many blocks it was learned (those of long ago count less)."""
+        learned = zip(self._reuses, self._evictions, strict=True)
+        return {
+            "reuse_probability": [round(self.probability(uses), 4) for uses in range(_USES + 1)],
+            "learned_blocks": [round(reused + evicted) for reused, evicted in learned],
+        }
 
     def _value(self, piece: FreePiece) -> float:
         last = piece.run.start + piece.high - 1

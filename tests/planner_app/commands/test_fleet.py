@@ -31,6 +31,13 @@ def test_json_has_the_fleet(capsys):
     assert 0 <= fleet["herding"] <= 1 <= fleet["imbalance"]
 
 
+def test_a_fleet_tells_what_it_admits_at_its_peak_and_what_its_eviction_order_learned(capsys):
+    assert run([*REPLAY, "--replicas", "2", "--rollout-at-s", "10", "--eviction", "cost"]) == 0
+    printed = capsys.readouterr().out
+    assert "uncached tokens/s can be admitted" in printed
+    assert "probability of reuse after 0, 1, 2... reuses: " in printed
+
+
 def test_a_file_describes_different_replicas(capsys, tmp_path):
     file = tmp_path / "fleet.yaml"
     file.write_text("groups:\n- {name: a, replicas: 1}\n- {name: b, scenario: {gpu: L40S}}\n")

@@ -382,6 +382,8 @@ PARTS = {
     "offloading": {"kv_offloading_size": 8.0, "num_gpu_blocks": 1500},
     "isolation": {"isolation": "tenant", "isolation_price": True},
     "rollout": {"rollout_at_s": 20.0, "num_gpu_blocks": 1500},
+    "peak": {"rollout_at_s": 20.0, "num_gpu_blocks": 1500},
+    "eviction": {"eviction": "cost", "num_gpu_blocks": 900},
     "swap": {"preemption": "swap", "num_gpu_blocks": 900},
 }
 
@@ -399,6 +401,62 @@ def test_a_fleet_has_the_figures_of_one_replica(part, tmp_path):
     two = replay_fleet(trace, scenario, fleet_of(2)).summary
     assert two[part].keys() == one[part].keys()
     assert two[part] != one[part]
+
+
+def test_a_fleet_admits_at_its_peak_what_its_replicas_do_together():
+    trace = read("chat", limit=300)
+    scenario = Scenario(costs="roofline", rollout_at_s=20.0)
+    summary = replay_fleet(trace, scenario, fleet_of(3)).summary
+    each = [row["peak"] for row in summary["fleet"]["by_replica"]]
+    together = sum(peak["uncached_tokens_per_s_at_peak"] for peak in each)
+    assert summary["peak"]["uncached_tokens_per_s_at_peak"] == pytest.approx(together)
+    asked = [peak["uncached_tokens_per_s_asked"] for peak in each]
+    assert max(asked) < summary["peak"]["uncached_tokens_per_s_asked"] <= sum(asked)
+
+
+def test_a_replica_counts_at_the_peak_for_the_time_in_which_it_takes_requests():
+    arrivals = np.linspace(0.0, 9.9, 100)
+    table = pd.DataFrame({"arrival_s": arrivals, "input_tokens": 64, "output_tokens": 2})
+    scenario = Scenario(costs="roofline", rollout_at_s=5.0)
+    incidents = [{"at_s": 4.0, "replica": "replica-1", "kind": "drain"}]
+    fleet = FleetSettings.make({"groups": [{"replicas": 2}], "incidents": incidents})
+    summary = replay_fleet(Trace("short", table), scenario, fleet).summary
+    stayed, left = (row["peak"]["uncached_tokens_per_s_at_peak"] for row in summary["fleet"]["by_replica"])
+    assert summary["peak"]["uncached_tokens_per_s_at_peak"] == pytest.approx(stayed + 0.4 * left)
+
+
+def test_a_disaggregated_fleet_admits_at_its_peak_what_its_prefill_replicas_do():
+    groups = [{"name": "p", "role": "prefill"}, {"name": "d", "role": "decode"}]
+    scenario = Scenario(costs="roofline", rollout_at_s=20.0)
+    fleet = FleetSettings.make({"groups": groups, "disaggregation": {}})
+    summary = replay_fleet(read("chat", limit=100), scenario, fleet).summary
+    prefill, decode = summary["fleet"]["by_replica"]
+    assert summary["peak"]["uncached_tokens_per_s_at_peak"] == pytest.approx(
+        prefill["peak"]["uncached_tokens_per_s_at_peak"]
+    )
+    assert "peak" not in decode
+
+
+@pytest.mark.parametrize("fields", [{}, {"tenants": "*:weight=1"}], ids=["alone", "tenants"])
+@pytest.mark.parametrize("order", ["priority", "cost"])
+def test_a_fleet_adds_up_what_its_replicas_evicted(order, fields):
+    trace = read("chat", limit=200)
+    trace = Trace(trace.name, trace.requests.assign(tenant=np.arange(200) % 2), trace.spans)
+    rules = {"priority": {"retention": "decode:10"}, "cost": {}}[order]
+    scenario = Scenario(costs="roofline", num_gpu_blocks=400, eviction=order, **rules, **fields)
+    summary = replay_fleet(trace, scenario, fleet_of(2)).summary
+    total = summary["eviction"]
+    each = [row["eviction"] for row in summary["fleet"]["by_replica"]]
+    if fields:
+        total, each = total["tenants"]["0"], [one["tenants"]["0"] for one in each]
+    if order == "priority":
+        evicted = [one["evicted_by_priority"]["10"] for one in each]
+        assert total["evicted_by_priority"]["10"] == sum(evicted) > 0
+        assert total["reverted_blocks"] == sum(one["reverted_blocks"] for one in each)
+    else:
+        first = [one["reuse_probability"][0] for one in each]
+        assert min(first) <= total["reuse_probability"][0] <= max(first)
+        assert total["learned_blocks"][0] == sum(one["learned_blocks"][0] for one in each)
 
 
 def test_a_rollout_counts_the_old_blocks_of_all_replicas():
