@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.fleet.routers.registry import KINDS
+from pagecast.sim.fleet.routers.registry import KINDS, with_router
 from pagecast.sim.fleet.settings import FleetSettings, ReplicaGroup
 
 COUNTS = ("replicas", "prefill_replicas")
@@ -32,7 +32,7 @@ def fleet_at(settings: FleetSettings, point: Mapping[str, Any]) -> FleetSettings
     fields = settings.model_dump()
     router = point.get("router", settings.router.policy)
     if router != settings.router.policy:
-        fields["router"] = {**fields["router"], "policy": router, "options": {}, "index": None}
+        fields["router"] = with_router(settings.router, router).model_dump()
     if any(name in point for name in COUNTS):
         fields |= _groups(settings, point)
     return FleetSettings.make(fields, "sweep")

@@ -8,6 +8,7 @@ from typing import Any
 
 from pagecast.planner_app.planner.slo import Slo, Verdict
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.fleet.routers.registry import with_router
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import FleetResult, replay_fleet
 from pagecast.sim.scenario import Scenario
@@ -105,12 +106,9 @@ class Sizing:
 
 
 def against(settings: FleetSettings, routers: Sequence[str]) -> list[FleetSettings]:
-    """The same fleet behind other routers as well, each with its defaults."""
-    choices = [settings]
-    for name in routers:
-        fields = {**settings.router.model_dump(), "policy": name, "options": {}, "index": None}
-        choices.append(FleetSettings.make({**settings.model_dump(), "router": fields}))
-    return choices
+    """The same fleet behind other routers as well (see `with_router`)."""
+    others = [with_router(settings.router, name) for name in routers]
+    return [settings, *(settings.model_copy(update={"router": router}) for router in others)]
 
 
 def sized(settings: FleetSettings, replicas: int) -> FleetSettings:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -25,13 +25,17 @@ from pagecast.sim.fleet.settings import RouterSettings
 
 NS = 1_000_000_000
 _CHARACTERS = 4  # of a token, for routers that look at texts
+_OF_GUESS = ("block_tokens", "index_blocks", "index_ttl_s")  # settings of an approximate index
+_OF_INDEX = ("index", "index_delay_s", *_OF_GUESS)
+_FLAGS = {"index": "--index", "index_delay_s": "--index-delay", "metrics_period_s": "--metrics-period"}
 
 
 @dataclass(frozen=True)
 class RouterKind:
     """A kind of router: how it is made, and the defaults of what it sees.
 
-    `options` are its weights and thresholds with their defaults.
+    `options` are its weights and thresholds with their defaults. In `modes_without_index` (its option `mode`)
+    it does not look at what is cached.
     """
 
     make: Callable[[Parts], Router]
@@ -44,6 +48,11 @@ class RouterKind:
     most_tokens: int | None = None
     leaf_first: bool = True
     options: dict[str, Any] = field(default_factory=dict)
+    modes_without_index: tuple[str, ...] = ()
+
+    def uses_index(self, options: Mapping[str, Any]) -> bool:
+        """Whether it looks at what is cached, with these options."""
+        return self.index is not None and options.get("mode") not in self.modes_without_index
 
 
 @dataclass
@@ -127,15 +136,20 @@ KINDS: dict[str, RouterKind] = {
         index="approximate",
         block_tokens=128 // _CHARACTERS,
         options={"mode": "prefixaware", "kv_aware_threshold": 2000},
+        modes_without_index=("roundrobin", "priority", "session"),
     ),
 }
 
 
 def make(settings: RouterSettings, seed: int, block_size: int) -> tuple[Router, Parts]:
-    """A router and its parts. `block_size` is the engines'. Errors: BadInput for names that are not known."""
+    """A router and its parts. `block_size` is the engines'.
+
+    Errors: BadInput for names that are not known, and for settings of what the router does not use.
+    """
     kind = KINDS.get(settings.policy)
     if kind is None:
         raise BadInput(f"router {settings.policy!r} is not known; routers are {', '.join(KINDS)}")
+    _refuse_unused(kind, settings)
     parts = Parts(
         rng=Random(seed),
         options=_options(kind, settings),
@@ -144,8 +158,6 @@ def make(settings: RouterSettings, seed: int, block_size: int) -> tuple[Router, 
         metrics_period_ns=_metrics_period_ns(kind, settings),
     )
     index = settings.index or kind.index
-    if settings.index is not None and kind.index is None:
-        raise BadInput(f"router {settings.policy} uses no prefix index; leave --index out")
     if index == "events":
         parts.events = EventIndex(delay_ns=round((settings.index_delay_s or 0.0) * NS))
         parts.prefixes = EventPrefixes(parts.events, block_size)
@@ -162,12 +174,38 @@ def make(settings: RouterSettings, seed: int, block_size: int) -> tuple[Router, 
     return kind.make(parts), parts
 
 
-def _metrics_period_ns(kind: RouterKind, settings: RouterSettings) -> int:
+def with_router(settings: RouterSettings, policy: str) -> RouterSettings:
+    """The settings of another router in the same place: its own options and index, and what else it uses."""
+    other = settings.model_copy(update={"policy": policy, "options": {}, "index": None})
+    kind = KINDS.get(policy)
+    if kind is None:
+        return other
+    return other.model_copy(update=dict.fromkeys(_unused(kind, other)))
+
+
+def _refuse_unused(kind: RouterKind, settings: RouterSettings) -> None:
+    """Refuses settings of gauges or of an index that the router does not use. Errors: BadInput."""
+    for name, reason in _unused(kind, settings).items():
+        if getattr(settings, name) is not None:
+            mode = f" in mode {settings.options['mode']}" if kind.index and "mode" in settings.options else ""
+            raise BadInput(f"router {settings.policy}{mode} {reason}; leave {_FLAGS.get(name, name)} out")
+
+
+def _unused(kind: RouterKind, settings: RouterSettings) -> dict[str, str]:
+    """The settings that change nothing, and why."""
+    unused = {}
     if kind.metrics_period_s is None:
-        if settings.metrics_period_s is not None:
-            raise BadInput(f"router {settings.policy} reads no gauges; leave --metrics-period out")
-        return 0
-    return round((settings.metrics_period_s or kind.metrics_period_s) * NS)
+        unused["metrics_period_s"] = "reads no gauges"
+    if not kind.uses_index(settings.options):
+        unused |= dict.fromkeys(_OF_INDEX, "uses no prefix index")
+    elif (settings.index or kind.index) == "events":
+        unused |= dict.fromkeys(_OF_GUESS, "follows KV events, which need no approximate index")
+    return unused
+
+
+def _metrics_period_ns(kind: RouterKind, settings: RouterSettings) -> int:
+    """Nanoseconds between scrapes; 0: it reads no gauges."""
+    return round((settings.metrics_period_s or kind.metrics_period_s or 0.0) * NS)
 
 
 def _options(kind: RouterKind, settings: RouterSettings) -> dict[str, Any]:

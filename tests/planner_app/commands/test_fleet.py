@@ -53,6 +53,7 @@ def test_mistakes_are_one_line(capsys):
         (["--router-option", "a"], "give NAME=VALUE"),
         (["--router-option", "a=1", "--router-option", "a=2"], "'a' is given twice"),
         (["--replicas", "2", "--index", "guess"], "router.index is 'guess'"),
+        (["--replicas", "2", "--index-delay", "1"], "uses no prefix index; leave --index-delay out"),
     ):
         assert run([*REPLAY, *options]) == 2
         error = capsys.readouterr().err

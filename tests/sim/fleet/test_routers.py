@@ -12,7 +12,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.gauges import Gauges
 from pagecast.sim.fleet.query import Prompts, Query
 from pagecast.sim.fleet.routers.dynamo import Dynamo, softmax_draw
-from pagecast.sim.fleet.routers.registry import make
+from pagecast.sim.fleet.routers.registry import make, with_router
 from pagecast.sim.fleet.routers.session import HashRing
 from pagecast.sim.fleet.settings import RouterSettings
 from pagecast.sim.fleet.view import View
@@ -260,6 +260,36 @@ def test_round_robin_goes_on_after_a_replica_that_left():
     left = [views[0], views[1], views[3]]
     order += [router.choose(query, left).view.number for _ in range(2)]
     assert order == [0, 1, 2, 3, 0]
+
+
+@pytest.mark.parametrize(
+    ("policy", "fields", "words"),
+    [
+        ("round-robin", {"index": "events"}, "uses no prefix index; leave --index out"),
+        ("least-loaded", {"index_delay_s": 1.0}, "uses no prefix index; leave --index-delay out"),
+        ("session", {"index_ttl_s": 1.0}, "uses no prefix index; leave index_ttl_s out"),
+        ("random", {"index_blocks": 9}, "uses no prefix index; leave index_blocks out"),
+        ("power-of-two", {"block_tokens": 9}, "uses no prefix index; leave block_tokens out"),
+        (
+            "production-stack",
+            {"index_delay_s": 1.0, "options": {"mode": "session"}},
+            "router production-stack in mode session uses no prefix index; leave --index-delay out",
+        ),
+        ("dynamo", {"index_blocks": 9}, "follows KV events, which need no approximate index"),
+    ],
+)
+def test_a_router_refuses_settings_of_an_index_that_it_does_not_use(policy, fields, words):
+    with pytest.raises(BadInput, match=words):
+        make(RouterSettings(policy=policy, **fields), 0, 16)
+
+
+def test_another_router_keeps_what_it_uses_of_the_settings():
+    cost = RouterSettings(policy="cost", index="events", index_delay_s=0.5, hop_s=0.1)
+    assert with_router(cost, "dynamo") == RouterSettings(policy="dynamo", index_delay_s=0.5, hop_s=0.1)
+    assert with_router(cost, "random") == RouterSettings(policy="random", hop_s=0.1)
+    llm_d = RouterSettings(policy="llm-d", metrics_period_s=1.0, index_blocks=9)
+    assert with_router(llm_d, "cost") == RouterSettings(policy="cost", index_blocks=9)
+    make(with_router(llm_d, "round-robin"), 0, 16)
 
 
 def test_a_router_that_reads_no_gauges_refuses_a_period_for_them():
