@@ -15,7 +15,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.tier_spec import HostTierSpec
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.choose import AUTO, choose
-from pagecast.sim.costs.calibration.shape import model_of
+from pagecast.sim.costs.calibration.shape import CPU, model_of
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.gpus import GIB
 from pagecast.sim.note import Note
@@ -155,11 +155,19 @@ class Forecast:
 
 
 def scenario_of(run: RecordedRun, costs: str = AUTO, *, transfer: bool = False) -> Scenario:
-    """The scenario a run was recorded in, from its `meta.json`. Errors: BadInput for what it lacks."""
+    """The scenario a run was recorded in, from its `meta.json`.
+
+    Errors: BadInput for what it lacks, and for a run on a CPU: no scenario is of one.
+    """
     limits = limits_of(run)
     config = run.meta.get("config", {})
     if not isinstance(run.meta.get("gpu"), str):
         raise BadInput(f"{run.folder}/meta.json: 'gpu' is {run.meta.get('gpu')!r}, must name the GPU")
+    if run.meta["gpu"] == CPU:
+        raise BadInput(
+            f"{run.folder}/meta.json: the run was recorded on a CPU, and times are forecast for GPUs alone; "
+            "leave out --costs to compare its decisions, or give a run that was recorded on a GPU"
+        )
     fields = {
         "model": str(run.meta.get("model_name") or model_of(run.meta, f"{run.folder}/meta.json").name),
         "gpu": run.meta["gpu"],

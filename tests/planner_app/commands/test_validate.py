@@ -64,3 +64,14 @@ def test_the_report_counts_the_measurements_inside_in_one_way(one_token, capsys,
     coverage = json.loads(capsys.readouterr().out)["coverage"]
     text, page = f"{coverage['inside']} of {coverage['figures']}", report.read_text()
     assert f"{text} measurements" in page and f"{text} intervals hold the measurement" in page
+
+
+@pytest.mark.parametrize("costs", ["roofline", "auto"])
+def test_a_run_on_a_cpu_is_not_forecast(one_token, costs, capsys):
+    (one_token / "meta.json").write_text(json.dumps({**META, "gpu": "CPU"}))
+    assert run(["validate", str(one_token), "--costs", costs, "--replicates", "0"]) == 2
+    error = capsys.readouterr().err
+    assert "meta.json: the run was recorded on a CPU" in error
+    assert "leave out --costs to compare its decisions" in error
+    assert run(["validate", str(one_token)]) != 2
+    assert "steps" in capsys.readouterr().out
