@@ -39,8 +39,7 @@ def replacing(out: str | Path | None) -> Iterator[Path | None]:
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"--out {out}: is a file; name a folder")
     try:
-        parent = _existing(folder.parent)
-        place = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=parent))
+        place = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=_existing(folder)))
     except OSError as error:
         raise BadInput(f"--out {out}: can't be written ({error.strerror}); name another folder") from None
     try:
@@ -54,7 +53,10 @@ def replacing(out: str | Path | None) -> Iterator[Path | None]:
 
 
 def _existing(folder: Path) -> Path:
-    """The nearest folder above that exists: where temporary files may lie on the same disk."""
+    """The folder, or the nearest one above that exists. Files can be renamed from there into the folder.
+
+    Not from beside it: where the folder is a mount of its own, its parent is on another disk.
+    """
     while not folder.exists():
         folder = folder.parent
     return folder

@@ -1,5 +1,6 @@
 """The folder of a replay: one run's files, whatever was there before."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -92,6 +93,28 @@ def test_a_run_that_cannot_move_in_leaves_the_earlier_one(
     with pytest.raises(BadInput, match=r"can't be written \(No space left"):
         run("fleet", tmp_path / "run", limit=10)
     assert contents(tmp_path / "run") == before
+    assert os.listdir(tmp_path) == ["run"]
+
+
+@pytest.mark.parametrize("kind", ["plain", "fleet"])
+def test_a_folder_may_be_a_mount_of_its_own(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mount = tmp_path / "run"
+    mount.mkdir()
+    replace = os.replace
+
+    def within_a_disk(source: Path, target: Path) -> None:
+        if (mount in Path(source).parents) != (mount in Path(target).parents):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        replace(source, target)
+
+    monkeypatch.setattr(folders.os, "replace", within_a_disk)
+    identity = mount.stat().st_ino
+    run(kind, mount)
+    run(kind, mount, limit=10)
+    assert mount.stat().st_ino == identity
+    assert set(os.listdir(mount)) == (FLEET if kind == "fleet" else PLAIN)
     assert os.listdir(tmp_path) == ["run"]
 
 
