@@ -34,10 +34,13 @@ def nonnegative(matrix: Floats, target: Floats, knots: int) -> Floats:
 
 def solved(products: Floats, targets: Floats) -> Floats:
     """Non-negative solution of normal equations: `products` of the columns, and `targets` of each with the
-    target."""
-    norms = np.sqrt(np.maximum(np.diag(products), 1e-300))
-    scaled = products / norms / norms[:, None] + _RIDGE * np.eye(len(norms))
+    target. Of a column of zeros nothing is known: its coefficient is 0."""
+    squares = np.diag(products)
+    known = np.flatnonzero(squares > 0)
+    norms = np.sqrt(squares[known])
+    scaled = products[np.ix_(known, known)] / norms / norms[:, None] + _RIDGE * np.eye(len(norms))
     upper = cholesky(scaled)
-    reduced = solve_triangular(upper, targets / norms, trans="T")
-    solution, _ = nnls(upper, reduced, maxiter=50 * len(norms))
-    return np.asarray(solution / norms, np.float64)
+    reduced = solve_triangular(upper, targets[known] / norms, trans="T")
+    solution = np.zeros(len(squares))
+    solution[known] = nnls(upper, reduced, maxiter=50 * len(norms))[0] / norms
+    return solution

@@ -26,6 +26,7 @@ Mask = npt.NDArray[np.bool_]
 
 _PARTS = 5  # of each recording
 _NEARLY_ALL = 0.8  # of a term's units: without them its cost can't be told
+_NO_WORSE = 1 + 1e-6  # an error that is larger by less differs by rounding
 _WINDOW = 16  # steps of one kind whose time is forecast together
 
 
@@ -68,7 +69,7 @@ def select(full: Design, rows: Weighted) -> tuple[str, ...]:
         errors = (
             (name, _errors(full, parts, [other for other in names if other != name])) for name in trials
         )
-        dispensable = (pair for pair in errors if np.all(pair[1] <= best))
+        dispensable = (pair for pair in errors if np.all(pair[1] <= best * _NO_WORSE))
         victim, error = next(dispensable, (None, best))
         if victim is None:
             break

@@ -12,11 +12,12 @@ from pagecast.sim.costs.calibration.draw import Drawn
 from pagecast.sim.costs.calibration.file import Calibration, Noise
 from pagecast.sim.costs.calibration.shape import shape_of
 from pagecast.sim.costs.step_costs import Batch
-from pagecast.sim.fitting import features
+from pagecast.sim.fitting import features, selection
 from pagecast.sim.fitting.build import CalibrationRun, calibrate
 from pagecast.sim.fitting.features import step_table
 from pagecast.sim.fitting.fit import Fit, fit
 from pagecast.sim.fitting.left_out import left_out
+from pagecast.sim.fitting.monotone import solved
 from pagecast.sim.fitting.noise import noise_of
 from pagecast.sim.fitting.sweep import joined
 from pagecast.sim.runs.recorded import RecordedRun, Steps
@@ -91,6 +92,34 @@ def test_costs_that_are_known_are_found_again():
     assert result.terms["kv_token"] == pytest.approx(34.0, rel=0.05)
     assert result.terms["prompt_tile"] == pytest.approx(60_000.0, rel=0.05)
     assert all(value >= 0 for value in [*result.terms.values(), *result.curve])
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_the_choice_of_terms_does_not_depend_on_rounding(seed, monkeypatch):
+    table = step_table(made_run(1500, seed), SHAPE)
+    errors = selection._errors
+    chosen = set()
+    for number in range(6):
+        random = np.random.default_rng(number)
+
+        def rounded(*given, random=random):
+            return errors(*given) * (1 + 1e-10 * random.standard_normal(2))
+
+        monkeypatch.setattr(selection, "_errors", rounded)
+        chosen.add(tuple(fit([table], SHAPE).terms))
+    assert len(chosen) == 1
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_column_that_is_in_no_row_has_no_coefficient(seed):
+    random = np.random.default_rng(seed)
+    matrix = random.uniform(size=(200, 6))
+    truth = np.array([3.0, 0.0, 2.0, 5.0, 0.0, 1.0])
+    unseen = matrix.copy()
+    unseen[:, 4] = 0.0
+    solution = solved(unseen.T @ unseen, unseen.T @ (matrix @ truth))
+    assert solution == pytest.approx(truth, abs=1e-4)
+    assert solution[4] == 0.0
 
 
 def test_the_result_lies_between_runs_that_differ_as_a_whole():
