@@ -22,6 +22,10 @@ from rich.table import Table
 if TYPE_CHECKING:
     from pagecast.planner_app.planner.capacity.envelope import Envelope
     from pagecast.planner_app.planner.capacity.planning import Answer, CapacityPlan
+    from pagecast.planner_app.planner.slo import Slo
+    from pagecast.sim.fleet.settings import FleetSettings
+    from pagecast.sim.scenario import Scenario
+    from pagecast.traces.schema import Trace
 
 Opt = typer.Option
 _MOST_REPLICAS = 64
@@ -105,12 +109,7 @@ def plan_command(
     With a fleet's options (--router, --fleet), --against or --emit it finds the fewest replicas that keep the
     SLO for TRACE at its own times instead.
     """
-    from pagecast.planner_app.planner.capacity.planning import plan, steps
-    from pagecast.planner_app.planner.execution.executor import executor
-    from pagecast.planner_app.planner.prices import priced, read_prices
     from pagecast.planner_app.planner.slo import Slo
-    from pagecast.sim.machine.gpus import gpu as find_gpu
-    from pagecast.sim.replay.resample import resample
 
     level = Slo.parse(slo)
     for_fleet = fleet.any or bool(against) or emit is not None
@@ -139,15 +138,10 @@ def plan_command(
     if for_fleet:
         from pagecast.planner_app.commands.fleet_plan import plan_fleet
 
-        settings = fleet.settings()
-        if price:
-            gpu = find_gpu(settings.groups[0].scenario.get("gpu", scenario.gpu)).name
-            prices = priced(read_prices(price), [gpu])
-            settings = settings.model_copy(update={"price_per_gpu_hour": prices[gpu]})
         plan_fleet(
             work,
             scenario,
-            settings,
+            _priced_fleet(fleet.settings(), scenario, price),
             level,
             routers=against or [],
             most=_MOST_REPLICAS if most_replicas is None else most_replicas,
@@ -158,38 +152,94 @@ def plan_command(
             json=json,
         )
         return
+    result = _plan_replica(
+        work,
+        scenario,
+        level,
+        price or [],
+        _REPLICATES if replicates is None else replicates,
+        workers,
+        cluster,
+        think_s=think_time,
+        replicas_for=replicas_for,
+        max_preemption_rate=_MOST_PREEMPTIONS if max_preemption_rate is None else max_preemption_rate,
+        most_users=most_users,
+        most_requests=_MOST_REQUESTS if most_requests is None else most_requests,
+        fixed_workload=fixed_workload,
+    )
+    _tell(result, report, json=json)
+    if any(answer.value is None for answer in result.answers.values()):
+        raise typer.Exit(1)
+
+
+def _priced_fleet(settings: FleetSettings, scenario: Scenario, price: list[str] | None) -> FleetSettings:
+    """The fleet with the price of its GPU, where one is given. Errors: BadInput."""
+    from pagecast.planner_app.planner.prices import priced, read_prices
+    from pagecast.sim.machine.gpus import gpu as find_gpu
+
+    if not price:
+        return settings
+    gpu = find_gpu(settings.groups[0].scenario.get("gpu", scenario.gpu)).name
+    prices = priced(read_prices(price), [gpu])
+    return settings.model_copy(update={"price_per_gpu_hour": prices[gpu]})
+
+
+def _plan_replica(
+    work: Trace,
+    scenario: Scenario,
+    level: Slo,
+    price: list[str],
+    draws: int,
+    workers: int | None,
+    cluster: str | None,
+    *,
+    think_s: float | None,
+    replicas_for: float | None,
+    max_preemption_rate: float,
+    most_users: int | None,
+    most_requests: int,
+    fixed_workload: bool,
+) -> CapacityPlan:
+    """Plans for one replica, with a bar that shows how far the searches are. Errors: BadInput."""
+    from pagecast.planner_app.planner.capacity.planning import plan, steps
+    from pagecast.planner_app.planner.execution.executor import executor
+    from pagecast.planner_app.planner.prices import priced, read_prices
+    from pagecast.sim.machine.gpus import gpu as find_gpu
+    from pagecast.sim.replay.resample import resample
+
     gpu = find_gpu(scenario.gpu).name
-    prices = priced(read_prices(price or []), [gpu])
-    draws = _REPLICATES if replicates is None else replicates
-    total = steps(2 if think_time is None else 3, draws)
+    prices = priced(read_prices(price), [gpu])
+    total = steps(2 if think_s is None else 3, draws)
     with executor(workers, cluster) as run, console.progress("searches", total) as update:
-        result = plan(
+        return plan(
             work,
             scenario,
             level,
-            think_s=think_time,
+            think_s=think_s,
             replicas_for=replicas_for,
-            max_preemption_rate=_MOST_PREEMPTIONS if max_preemption_rate is None else max_preemption_rate,
+            max_preemption_rate=max_preemption_rate,
             most_users=most_users,
-            most_requests=_MOST_REQUESTS if most_requests is None else most_requests,
+            most_requests=most_requests,
             replicates=draws,
             workload=None if fixed_workload else resample,
             usd_per_gpu_hour=prices.get(gpu),
             run=run,
             progress=update,
         )
+
+
+def _tell(result: CapacityPlan, report: Path | None, *, json: bool) -> None:
+    """Writes the report, where there is one, and prints the plan."""
     if report is not None:
         from pagecast.planner_app.reports.plan_report import plan_report
 
         write(report, plan_report(result))
     if json:
         console.print_json(result.to_dict())
-    else:
-        show(result)
-        if report is not None:
-            console.out.print(f"written to {report}", soft_wrap=True)
-    if any(answer.value is None for answer in result.answers.values()):
-        raise typer.Exit(1)
+        return
+    show(result)
+    if report is not None:
+        console.out.print(f"written to {report}", soft_wrap=True)
 
 
 def show(result: CapacityPlan) -> None:
