@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 from pagecast.planner_app.commands.field_options import gathering, parameter
-from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.errors import BadInput, check_given_once
 from pagecast.sim.fleet.settings import FleetSettings
 
 Opt = typer.Option
@@ -54,8 +54,7 @@ def _options(texts: Iterable[str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for text in texts:
         name, value = _option(text)
-        if name in options:
-            raise BadInput(f"--router-option {text!r}: {name!r} is given twice; keep one")
+        check_given_once(name, options, f"--router-option {text!r}: {name!r}")
         options[name] = value
     return options
 

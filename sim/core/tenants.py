@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.errors import BadInput, check_given_once
 
 OTHERS = "*"
 
@@ -47,8 +47,7 @@ class Tenants:
             values: dict[str, str] = {}
             for option in options.split(","):
                 field_name, _, value = option.partition("=")
-                if field_name in values:
-                    raise BadInput(f"tenant {part!r}: field {field_name!r} is given twice; keep one")
+                check_given_once(field_name, values, f"tenant {part!r}: field {field_name!r}")
                 values[field_name] = value
             try:
                 weight = float(values.pop("weight", "1"))

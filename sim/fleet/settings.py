@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.errors import BadInput, check_given_once
 from pagecast.sim.documents import field_problem
 from pagecast.sim.scenario import Scenario
 from pagecast.sim.yaml_documents import read_mapping
@@ -177,8 +177,8 @@ class FleetSettings(BaseModel):
         """Replicas are named after their groups, and told apart by name."""
         names = [self.group_name(number) for number in range(len(self.groups))]
         for number, name in enumerate(names):
-            if name in names[:number]:
-                raise ValueError(f"group name {name!r} is given twice; give each group a name of its own")
+            remedy = "give each group a name of its own"
+            check_given_once(name, names[:number], f"group name {name!r}", remedy, ValueError)
         return self
 
     @property

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from pagecast.sim.core.errors import check_given_once
 from pagecast.sim.machine.host_link import LinkSpec
 
 LINKS = ("host-load", "host-store", "disk-load", "disk-store")
@@ -20,8 +21,8 @@ def parse_link_faults(text: str) -> dict[str, dict[str, float]]:
         link, _, fields = part.strip().partition(":")
         if link not in LINKS:
             raise ValueError(f"{link!r} is no link; name one of {', '.join(LINKS)}, as host-load:failing=0.1")
-        if link in faults:
-            raise ValueError(f"link {link!r} is given twice; give it once, its fields with commas")
+        remedy = "give it once, its fields with commas"
+        check_given_once(link, faults, f"link {link!r}", remedy, ValueError)
         faults[link] = _faults_of(link, fields)
     return faults
 
@@ -32,8 +33,7 @@ def _faults_of(link: str, text: str) -> dict[str, float]:
         name, _, number = part.strip().partition("=")
         if name not in _FIELDS:
             raise ValueError(f"{link} has {name!r}; it may have {', '.join(_FIELDS)}")
-        if _FIELDS[name] in values:
-            raise ValueError(f"{link}: field {name!r} is given twice; keep one")
+        check_given_once(_FIELDS[name], values, f"{link}: field {name!r}", error=ValueError)
         values[_FIELDS[name]] = _number(link, name, number)
     return values
 
