@@ -67,13 +67,13 @@ class Arrivals:
         self.next_ns = due
 
     def take(self, now: int) -> tuple[int, int | None] | None:
-        """Takes what is due by `now`, as a row and its arrival time; None: nothing is.
+        """Takes the first of what is due by `now`, as a row and its arrival time; None: nothing is.
 
-        Without an arrival time, it is a client that has given up.
+        Without an arrival time, it is a client that has given up; it comes before arrivals of the same time.
         """
         if self.next_ns > now:
             return None
-        if self._cancels:
+        if self._cancels and self._cancels[0][0] == self.next_ns:
             row = self.take_cancel(now)
             if row is not None:
                 return row, None

@@ -138,6 +138,29 @@ def test_one_replica_behind_a_router_is_the_replay_of_today(rows, fields, policy
     assert_same(alone, fleet, rows_of_steps=patient)
 
 
+@pytest.mark.parametrize("fast_forward", [False, True])
+@pytest.mark.parametrize(("arrival_s", "handled_first"), [(0.2999, True), (0.3, False), (0.3001, False)])
+def test_arrivals_and_cancellations_during_a_step_are_handled_in_the_order_of_time(
+    arrival_s, handled_first, fast_forward
+):
+    """With a fleet and without; at the same time the client that gives up comes first."""
+    rows = [
+        {"arrival_s": 0.0, "input_tokens": 20, "output_tokens": 200, "cancel_after_s": 0.3},
+        {"arrival_s": arrival_s, "input_tokens": 20, "output_tokens": 2, "cancel_after_s": np.nan},
+    ]
+    trace = made([{"text": i, "follows": False, "gap_s": 0.0} | row for i, row in enumerate(rows)])
+    options = {"costs": Even(), "fast_forward": fast_forward}
+    alone = replay(trace, Scenario(async_scheduling=False), **options)
+    fleet = replay_fleet(trace, Scenario(async_scheduling=False), fleet_of(1), **options)
+    assert_same(alone, fleet)
+    cancelled, other = alone.requests.itertuples()
+    assert cancelled.state == "cancelled"
+    # The new request is planned as soon as it has been handled.
+    arrival_handled_s = Even().arrival_ns(20) * 1e-9
+    gap_s = 0.0 if handled_first else arrival_handled_s
+    assert other.admitted_s - cancelled.finished_s == pytest.approx(gap_s, abs=1e-9)
+
+
 @pytest.mark.parametrize("depth", [False, True], ids=["sync", "async"])
 def test_one_replica_serves_a_sample_as_today(depth):
     trace = read("chat", limit=500)
