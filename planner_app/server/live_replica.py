@@ -38,7 +38,7 @@ class LiveArrivals(Arrivals):
     def arrive(self, row: int, now: int) -> None:
         """A request arrives."""
         self._waiting.add(row)
-        heapq.heappush(self._later, (now, row))
+        self._add_later(row, now)
         self._look_ahead()
 
     def leave(self, row: int, now: int) -> None:

@@ -43,7 +43,8 @@ class Arrivals:
         self._rows: list[int] = rows[order].tolist()
         self._times: list[int] = np.rint(fixed[order] * NS).astype(np.int64).tolist()
         self._next = 0
-        self._later: list[tuple[int, int]] = []  # followers whose time is known
+        self._later: list[tuple[int, int, int]] = []  # followers whose time is known: time, number, row
+        self._followed = 0  # followers whose time has become known so far
         self._cancels: list[tuple[int, int]] = []
         self._followers: dict[int, list[int]] = {}
         for row in np.flatnonzero(after >= 0).tolist():
@@ -65,6 +66,11 @@ class Arrivals:
         if self._cancels and self._cancels[0][0] < due:
             due = self._cancels[0][0]
         self.next_ns = due
+
+    def _add_later(self, row: int, time: int) -> None:
+        """Adds an arrival whose time has become known; of equal times, the one known first comes first."""
+        heapq.heappush(self._later, (time, self._followed, row))
+        self._followed += 1
 
     def take(self, now: int) -> tuple[int, int | None] | None:
         """Takes the first of what is due by `now`, as a row and its arrival time; None: nothing is.
@@ -88,7 +94,7 @@ class Arrivals:
         if later and later[0][0] < time:
             if later[0][0] > now:
                 return None
-            time, row = heapq.heappop(later)
+            time, _, row = heapq.heappop(later)
         elif time <= now:
             row = self._rows[at]
             self._next = at = at + 1
@@ -129,7 +135,7 @@ class Arrivals:
                     self.skipped += 1
                     self.ended(follower, now)
                     continue
-                heapq.heappush(self._later, (now + self._gap_ns[follower], follower))
+                self._add_later(follower, now + self._gap_ns[follower])
         if self._patience is not None and self._cancels and self._patience[row] >= 0:
             # A finished request's cancellation must not cut fast-forward short.
             while self._cancels and self._cancels[0][1] == row:
@@ -200,7 +206,7 @@ class ClosedLoop(Arrivals):
         """A request has ended: its user goes on with the chain, or takes the next one."""
         follower = self._next_row(row)
         if follower >= 0:
-            heapq.heappush(self._later, (now + self._gap_ns[follower], follower))
+            self._add_later(follower, now + self._gap_ns[follower])
         super().ended(row, now)
         self._look_ahead()
 

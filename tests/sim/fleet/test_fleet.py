@@ -161,6 +161,27 @@ def test_arrivals_and_cancellations_during_a_step_are_handled_in_the_order_of_ti
     assert other.admitted_s - cancelled.finished_s == pytest.approx(gap_s, abs=1e-9)
 
 
+@pytest.mark.parametrize("fast_forward", [False, True])
+def test_followers_due_at_the_same_time_come_in_the_order_in_which_that_became_known(fast_forward):
+    """Row 2 ends with a step, and row 0 is cancelled during it: row 3 is sent before row 1."""
+    rows = [
+        {"arrival_s": 0.0, "output_tokens": 200},
+        {"arrival_s": 0.0, "output_tokens": 2, "follows": True},
+        {"arrival_s": 0.0, "output_tokens": 90},
+        {"arrival_s": 0.0, "output_tokens": 2, "follows": True},
+    ]
+    usual = {"input_tokens": 20, "follows": False, "gap_s": 0.0, "cancel_after_s": np.nan}
+    trace = made([{"text": i} | usual | row for i, row in enumerate(rows)])
+    options = {"costs": Even(), "fast_forward": fast_forward}
+    scenario = Scenario(async_scheduling=False, max_num_seqs=2, max_num_batched_tokens=20)
+    end_s = replay(trace, scenario, **options).requests["finished_s"][2]
+    trace.requests.loc[0, "cancel_after_s"] = end_s - 0.001
+    alone = replay(trace, scenario, **options)
+    assert alone.requests["arrival_s"][1] == alone.requests["arrival_s"][3]
+    assert alone.requests["admitted_s"][3] < alone.requests["admitted_s"][1]
+    assert_same(alone, replay_fleet(trace, scenario, fleet_of(1), **options))
+
+
 @pytest.mark.parametrize("depth", [False, True], ids=["sync", "async"])
 def test_one_replica_serves_a_sample_as_today(depth):
     trace = read("chat", limit=500)
