@@ -26,7 +26,7 @@ class TorchBackend:
         self._pages: Pages | None = None
         self._lens: list[int] = []
 
-    def plan(self, prompts: PromptChunks, first: int) -> NDArray[np.int32]:
+    def plan(self, prompts: PromptChunks, first: int, *, captured: bool) -> NDArray[np.int32]:
         """An empty plan: plain PyTorch plans no work."""
         return np.empty(0, np.int32)
 

@@ -24,7 +24,7 @@ class FlashBackend:
         self._shape = shape
         self._pages: Pages | None = None
 
-    def plan(self, prompts: PromptChunks, first: int) -> NDArray[np.int32]:
+    def plan(self, prompts: PromptChunks, first: int, *, captured: bool) -> NDArray[np.int32]:
         """Where each chunk's queries begin, where its keys do, and its table's row: [3, chunks + 1]."""
         numbers = np.zeros((3, len(prompts.tokens) + 1), np.int32)
         np.cumsum(prompts.tokens, out=numbers[0, 1:])

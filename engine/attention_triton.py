@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from pagecast.engine.backend import Pages, PromptChunks, Shape
 from pagecast.kernels.copy_blocks import copy_blocks
 from pagecast.kernels.decode_schedule import DecodeSchedule, DecodeShape
-from pagecast.kernels.merge_pieces import Pieces, tokens_per_tile
+from pagecast.kernels.merge_pieces import Pieces
 from pagecast.kernels.paged_decode import paged_decode
-from pagecast.kernels.paged_prefill import fastest_rows, paged_prefill
+from pagecast.kernels.paged_prefill import paged_prefill
 from pagecast.kernels.prefill_plan import COLUMNS, most_rows, plan_prefill
+from pagecast.kernels.tile_rows import TileRows
 from pagecast.kernels.widen_blocks import widen_blocks
 from torch import Tensor
 
@@ -71,13 +72,12 @@ class TritonBackend:
         kv = shape.kv
         self._shape = shape
         kv_heads, head_dim = kv.shape[4:]
-        self._rows = fastest_rows(shape.heads, kv_heads, head_dim, shape.dtype, kv.dtype, kv.device)
-        self._tile_tokens = tokens_per_tile(shape.heads, kv_heads, shape.dtype, self._rows)
+        self._rows = TileRows(shape.heads, kv_heads, head_dim, shape.dtype, kv.dtype, kv.device)
         self._pieces = None
         if kv.is_cuda and not any(shape.windows):
             processors = torch.cuda.get_device_properties(kv.device).multi_processor_count
             sizes = shape.heads, kv_heads, head_dim, shape.dtype
-            self._pieces = Pieces(*sizes, kv.device, processors, self._rows)
+            self._pieces = Pieces(*sizes, kv.device, processors, self._rows.most)
         self._schedules = {
             window: DecodeSchedule(
                 DecodeShape(shape.heads, kv_heads, head_dim, kv.dtype, window), shape.max_rows, kv.device
@@ -87,15 +87,17 @@ class TritonBackend:
         self._caches = [(layer[:, 0], layer[:, 1]) for layer in kv]
         self._pages: Pages | None = None
         self._step_pieces: Pieces | None = None
+        self._step_rows = self._rows.usual
         self._wide = None if kv.dtype == shape.dtype else WideBlocks(kv, shape.dtype)
 
-    def plan(self, prompts: PromptChunks, first: int) -> NDArray[np.int32]:
+    def plan(self, prompts: PromptChunks, first: int, *, captured: bool) -> NDArray[np.int32]:
         """The plan of the step's prefill attention, flat: which program computes which tile."""
         kv_heads, processors = self._sharing()
+        rows = self._rows.usual if captured else self._rows.of_step(prompts.tokens, prompts.lens)
         plan = plan_prefill(
             prompts.tokens,
             prompts.lens,
-            self._tile_tokens,
+            self._rows.tokens(rows),
             first=first,
             tables=np.asarray(prompts.rows, np.int32),
             kv_heads=kv_heads,
@@ -115,7 +117,8 @@ class TritonBackend:
     def _pieces_of(self, pages: Pages) -> Pieces | None:
         """Memory for the results of cut tiles; None where the step certainly has none."""
         tokens = pages.prompts.tokens
-        tiles = sum(-(-n // self._tile_tokens) for n in tokens)
+        tile = self._rows.tokens(self._step_rows)
+        tiles = sum(-(-n // tile) for n in tokens)
         if pages.extra is None or (tokens and len(pages.extra) == COLUMNS * (1 + tiles)):
             return None
         return self._pieces
@@ -126,11 +129,14 @@ class TritonBackend:
         kv_heads, head_dim = shape.kv.shape[4:]
         heads = shape.heads + 2 * kv_heads
         q = torch.zeros(1, heads, head_dim, dtype=shape.dtype, device=shape.kv.device)[:, : shape.heads]
-        plan = torch.from_numpy(plan_prefill([1], [1], self._tile_tokens)).to(q.device)
+        plan = torch.from_numpy(plan_prefill([1], [1], self._rows.tokens(self._rows.usual))).to(q.device)
         table = torch.zeros(1, 1, dtype=torch.int32, device=q.device)
         caches = [self._caches[0]] if self._wide is None else [self._caches[0], self._wide.caches]
-        kinds = product(caches, self._schedules, (None, self._pieces), (1, None))
-        for (keys, values), window, pieces, longest in kinds:
+        sizes = [(self._rows.usual, 1), (self._rows.usual, None)]
+        if self._rows.wide is not None:
+            sizes.append((self._rows.wide, None))
+        kinds = product(caches, self._schedules, (None, self._pieces), sizes)
+        for (keys, values), window, pieces, (rows, longest) in kinds:
             out = torch.empty(1, shape.heads, head_dim, dtype=q.dtype, device=q.device)
             paged_prefill(
                 q,
@@ -142,12 +148,13 @@ class TritonBackend:
                 window=window,
                 pieces=pieces,
                 longest=longest,
-                rows=self._rows,
+                rows=rows,
             )
 
     def begin(self, pages: Pages) -> None:
         """Keeps the step's pages, and shares out the work of its decodes."""
         self._pages = pages
+        self._step_rows = self._rows.of_step(pages.prompts.tokens, pages.prompts.lens)
         self._step_pieces = self._pieces_of(pages)
         if self._wide is not None:
             self._wide.begin(pages)
@@ -183,7 +190,7 @@ class TritonBackend:
                 window=window,
                 pieces=self._step_pieces,
                 longest=longest,
-                rows=self._rows,
+                rows=self._step_rows,
             )
         return out
 

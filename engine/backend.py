@@ -77,9 +77,9 @@ class Backend(Protocol):
     graphs: bool
     """Whether a step of single tokens may be captured in a CUDA graph."""
 
-    def plan(self, prompts: PromptChunks, first: int) -> NDArray[np.int32]:
+    def plan(self, prompts: PromptChunks, first: int, *, captured: bool) -> NDArray[np.int32]:
         """Numbers about a step's chunks, whose tokens begin at row `first`, that travel with its metadata;
-        flat."""
+        flat. `captured`: the step replays a CUDA graph, which was captured without these lengths."""
         ...
 
     def plan_room(self, tokens: int) -> int:

@@ -285,7 +285,7 @@ class Batches:
             return Chunks(NO_PROMPTS, slice(0, 0), slice(0, 0))
         rows = [self._sequences[chunk.request].row for chunk in longs]
         prompts = PromptChunks([chunk.tokens for chunk in longs], _lens(longs), rows)
-        plan = self.backend.plan(prompts, len(singles))
+        plan = self.backend.plan(prompts, len(singles), captured=bool(graph))
         if not graph:
             return Chunks(prompts, slice(0, 0), self.buffer.put(plan))
         lens, seen = self.buffer.room(self.most_singles(graph))

@@ -18,13 +18,14 @@ import triton
 from pagecast.engine.ops import silu_mul
 from pagecast.kernels.copy_blocks import copy_blocks
 from pagecast.kernels.decode_schedule import DecodeSchedule, DecodeShape
-from pagecast.kernels.merge_pieces import Pieces, tokens_per_tile
+from pagecast.kernels.merge_pieces import Pieces
 from pagecast.kernels.mixture import mixture
 from pagecast.kernels.paged_decode import paged_decode
-from pagecast.kernels.paged_prefill import fastest_rows, paged_prefill
+from pagecast.kernels.paged_prefill import paged_prefill
 from pagecast.kernels.prefill_plan import plan_prefill
 from pagecast.kernels.reference import choose_experts
 from pagecast.kernels.store_kv import store_kv
+from pagecast.kernels.tile_rows import TileRows
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 from torch import Tensor
 
@@ -208,10 +209,10 @@ def decode_seconds(
     return ours, flash
 
 
-def tile_rows(model: Heads) -> int:
+def tile_rows(model: Heads) -> TileRows:
     """Rows of a tile of a prefill plan, as the engine chooses them."""
     device = torch.device(DEVICE)
-    return fastest_rows(model.heads, model.kv_heads, model.dim, DTYPE, model.kv_dtype, device)
+    return TileRows(model.heads, model.kv_heads, model.dim, DTYPE, model.kv_dtype, device)
 
 
 def prefill_plan(
@@ -219,9 +220,9 @@ def prefill_plan(
 ) -> tuple[Tensor, Pieces | None]:
     """The plan of a step on the device, and where its cut tiles wait, if it has any."""
     processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count if DEVICE == "cuda" else 4
-    rows = tile_rows(model)
-    tokens = tokens_per_tile(model.heads, model.kv_heads, DTYPE, rows)
-    plan = plan_prefill(new, lens, tokens, kv_heads=model.kv_heads, processors=processors)
+    tiles = tile_rows(model)
+    rows = tiles.of_step(new, lens)
+    plan = plan_prefill(new, lens, tiles.tokens(rows), kv_heads=model.kv_heads, processors=processors)
     pieces = None
     if plan[0, 1]:
         pieces = Pieces(model.heads, model.kv_heads, model.dim, DTYPE, DEVICE, processors, rows)
@@ -238,7 +239,8 @@ def prefill_seconds(
     q = torch.randn(sum(new), model.heads, model.dim, device=DEVICE, dtype=DTYPE)
     out, theirs = torch.empty_like(q), torch.empty_like(q)
     plan, pieces = prefill_plan(new, lens, model)
-    options: dict[str, Any] = {"out": out, "pieces": pieces, "longest": max(lens), "rows": tile_rows(model)}
+    rows = tile_rows(model).of_step(new, lens)
+    options: dict[str, Any] = {"out": out, "pieces": pieces, "longest": max(lens), "rows": rows}
     ours = seconds(lambda: paged_prefill(q, k, v, table, plan, **options))
     if peer is None:
         return ours, None

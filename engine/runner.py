@@ -215,7 +215,7 @@ class Runner:
         positions = torch.cat([torch.arange(n, dtype=torch.int32, device=self.device) for n in chunks])
         rows, draws = min(tokens, self.rows.padding), min(tokens, self._most_draws)
         prompts = PromptChunks(chunks, chunks, [0] * len(chunks))
-        extra = torch.from_numpy(self.backend.plan(prompts, 0)).to(self.device)
+        extra = torch.from_numpy(self.backend.plan(prompts, 0, captured=False)).to(self.device)
         slots = positions % self.rows.block_size
         self.backend.warm_up()
         pages = Pages(0, self._tables[:0], ids[:0], slots, self._tables, prompts, extra)

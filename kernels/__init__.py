@@ -29,6 +29,9 @@ p % block_size`. Modules:
 
     prefill_hopper.py  what paged_prefill runs on an H100 or H200 (tensor_map.py: how that reads the cache)
     hopper.py          what that and linear_hopper.py share
+    prefill_work.py    which work a program of it has; prefill_pipe.py: what its two schedules share
+    prefill_overlapped.py, prefill_halved.py: the two schedules
+    tile_rows.py       how many rows the tiles of a step have
     tile.py            fetching a tile through the block table and widening fp8, for both attentions
     launch.py          cheap repeated launches
     code_digest.py     which state of these kernels a recorded run was made with

@@ -106,7 +106,7 @@ class Pieces:
 
     `parts` fp32 [slots, kv_heads, rows, dim] holds their outputs, `sums` fp32 [slots, kv_heads, rows] the
     logarithms, in base 2, of what these were divided by. `processors` as `plan_prefill` is given it; `rows`
-    those of a tile of the plan (`rows_per_tile`).
+    the most of a tile of a plan (`rows_per_tile`): tiles of fewer lie in the first part of this memory.
     """
 
     def __init__(
@@ -136,10 +136,14 @@ class Pieces:
         }
         self._launches: dict[Any, Launch] = {}
 
-    def merge(self, plan: Tensor, out: Tensor) -> None:
-        """Queues the merges of a plan from `plan_prefill`, on the device, into out [tokens, heads, dim]."""
-        launch = self._launches.get(out.stride())
+    def merge(self, plan: Tensor, out: Tensor, rows: int) -> None:
+        """Queues the merges of a plan from `plan_prefill`, on the device, into out [tokens, heads, dim].
+
+        `rows`: those of a tile of this plan.
+        """
+        launch = self._launches.get((out.stride(), rows))
         if launch is None:
-            constants = {"OUT": out.stride(), **self._constants}
-            launch = self._launches[out.stride()] = Launch(_merge, constants, self.device, num_warps=WARPS)
+            constants = {"OUT": out.stride(), **self._constants, "ROWS": rows}
+            launch = Launch(_merge, constants, self.device, num_warps=WARPS)
+            self._launches[out.stride(), rows] = launch
         launch(PROGRAMS_PER_SM * self.processors, (self.parts, self.sums, plan, out))

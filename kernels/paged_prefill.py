@@ -246,12 +246,13 @@ def paged_prefill(
     included. `sinks` [heads]: for each query head a logit that takes its share of the softmax and has no
     value (gpt-oss). `pieces`: needed where the plan may hold cut tiles; not with a window or sinks.
     `longest`: the most keys of a sequence, where the host knows; speed depends on it, the result does not.
-    `rows`: those of a tile of the plan and of `pieces`, where not `rows_per_tile`; see `fastest_rows`.
+    `rows`: those of a tile of the plan and of `pieces`, where not `rows_per_tile`; see `TileRows`.
     Raises BadInput where shapes don't fit together.
     """
     out = torch.empty_like(q) if out is None else out
     if tiles.shape[0] <= 1:
         return out
+    rows = rows or rows_per_tile(q.shape[1], k_cache.shape[2], q.dtype)
     key = (
         q.dtype,
         q.shape[1:],
@@ -279,7 +280,6 @@ def paged_prefill(
             pieces is None or (window is None and sinks is None),
             "paged_prefill: tiles with a window or with sinks are not cut in pieces",
         )
-        rows = rows or rows_per_tile(q.shape[1], k_cache.shape[2], q.dtype)
         if sinks is not None:
             launch = _plain(q, k_cache, v_cache, out, k_scale, window, rows)
         else:
@@ -291,13 +291,12 @@ def paged_prefill(
         try:
             launch(q, k_cache, v_cache, block_table, tiles, out, parts, sums, scale)
         except CompilationError:  # this Triton's Gluon differs; the plain kernel does it too
-            rows = rows or rows_per_tile(q.shape[1], k_cache.shape[2], q.dtype)
             launch = _launches[key] = _plain(q, k_cache, v_cache, out, k_scale, window, rows)
     if isinstance(launch, Launch):
         tensors = (q, k_cache, v_cache, out, block_table, tiles, k_scale, v_scale, parts, sums, sinks)
         launch((tiles.shape[0] - 1) * k_cache.shape[2], tensors, block_table.stride(0), scale)
     if pieces is not None:
-        pieces.merge(tiles, out)
+        pieces.merge(tiles, out, rows)
     return out
 
 
@@ -317,23 +316,9 @@ def _configure(
             from pagecast.kernels.prefill_hopper import HopperPrefill, usable
         except (ImportError, AttributeError):
             return _plain(q, k_cache, v_cache, out, k_scale, window, rows)
-        if usable(q, k_cache, v_cache):
+        if usable(q, k_cache, v_cache, rows):
             return HopperPrefill(q, k_cache, v_cache, out, window, longest, rows)
     return _plain(q, k_cache, v_cache, out, k_scale, window, rows)
-
-
-def fastest_rows(
-    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
-) -> int:
-    """Rows, (token, head in the group), of a tile of the plan that is fastest here, for every step."""
-    rows = rows_per_tile(heads, kv_heads, dtype)
-    if device.type != "cuda" or dtype.itemsize != 2 or dtype != kv_dtype or heads // kv_heads > rows:
-        return rows
-    try:
-        from pagecast.kernels.prefill_hopper import rows_of
-    except (ImportError, AttributeError):
-        return rows
-    return rows_of(head_dim) if torch.cuda.get_device_capability(device) == (9, 0) else rows
 
 
 def _plain(

@@ -30,6 +30,14 @@ MERGE_COST = 1
 WAIT_COST = 3
 LEAST_TILES = 2
 
+# What a piece of usual and of wide rows costs beside its keys, in KV tiles, and a row of a wide piece beside
+# one of a usual piece; from timings on an H200. Wide pieces are fewer: they fill its multiprocessors evenly
+# only in several rounds.
+USUAL_START = 1
+WIDE_START = 3
+WIDE_ROW = 0.92
+WIDE_ROUNDS = 2
+
 
 def plan_prefill(
     query_lens: Sequence[int],
@@ -54,11 +62,7 @@ def plan_prefill(
     other metadata; rows that follow it there are not looked at.
     """
     queries = np.asarray(query_lens, dtype=np.int64)
-    counts = -(-queries // tokens)
-    sequence = np.repeat(np.arange(queries.size), counts)
-    start = _nth(counts) * tokens
-    rows = np.minimum(tokens, queries[sequence] - start)
-    position = (np.asarray(seq_lens, dtype=np.int64) - queries)[sequence] + start
+    sequence, start, rows, position = _whole_tiles(queries, seq_lens, tokens)
     row = (np.cumsum(queries) - queries)[sequence] + start + first
     table = sequence if tables is None else tables[sequence]
     end = position + rows
@@ -74,6 +78,38 @@ def plan_prefill(
     order = np.lexsort((tiles[:, 4], -lengths))
     head = [[len(tiles), len(merges), 0, 0, 0, 0, 0, 0]]
     return np.concatenate((head, tiles[order], merges), dtype=np.int32, casting="same_kind")
+
+
+def wide_tiles_pay(
+    query_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    usual: int,
+    wide: int,
+    *,
+    kv_heads: int,
+    processors: int,
+) -> bool:
+    """Whether a step with many long pieces is faster with tiles of `wide` new tokens than with `usual`.
+
+    Wide tiles read keys more seldom, but each begins later, and the last of a sequence may have few tokens.
+    """
+    queries = np.asarray(query_lens, dtype=np.int64)
+    costs = []
+    for tokens, start_cost in ((usual, USUAL_START), (wide, WIDE_START)):
+        _, _, rows, position = _whole_tiles(queries, seq_lens, tokens)
+        lengths = -(-(position + rows) // KV_TILE)
+        costs.append(tokens * int((lengths + start_cost).sum()))
+    return lengths.size * kv_heads >= WIDE_ROUNDS * processors and WIDE_ROW * costs[1] < costs[0]
+
+
+def _whole_tiles(queries: Ints, seq_lens: Sequence[int], tokens: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Tiles of `tokens` new tokens: sequence, first of its new tokens, how many, and that one's position."""
+    counts = -(-queries // tokens)
+    sequence = np.repeat(np.arange(queries.size), counts)
+    start = _nth(counts) * tokens
+    rows = np.minimum(tokens, queries[sequence] - start)
+    position = (np.asarray(seq_lens, dtype=np.int64) - queries)[sequence] + start
+    return sequence, start, rows, position
 
 
 def _pieces(tiles: Ints, lengths: Ints, cuts: Ints) -> tuple[Ints, Ints]:

@@ -96,6 +96,11 @@ def main() -> None:
     hopper = Launch(
         prefill_hopper._prefill_hopper, prefill_hopper.constants_of(q, k, v, q, None), num_warps=4
     )
+    halved = Launch(
+        prefill_hopper._prefill_hopper,
+        prefill_hopper.constants_of(q, k, v, q, None, rows=prefill_hopper.wide_rows_of(128)),
+        num_warps=4,
+    )
     small_q, small_kv = torch.empty(64, 32, 96).bfloat16(), torch.empty(8, 2, 16, 8, 96).bfloat16()
     small = Launch(
         prefill_hopper._prefill_hopper,
@@ -147,6 +152,7 @@ def main() -> None:
             compiled, paged_prefill._plain(q, k, v, q, None, None), pools | prefill | {"sinks": "*fp32"}
         ),
         "hopper": partial(compiled, hopper, pools | prefill | maps, GluonASTSource),
+        "hopper in halves": partial(compiled, halved, pools | prefill | maps, GluonASTSource),
         "hopper of small heads": partial(compiled, small, pools | prefill | maps, GluonASTSource),
         "linear": partial(_linear, LinearCut(64, 64, 16, 4, 10)),
         "gated linear": partial(_linear, LinearCut(64, 128, 0, 1, 8), gated=True),

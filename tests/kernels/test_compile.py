@@ -50,6 +50,9 @@ def test_every_kernel_compiles_to_the_instructions_it_relies_on(tmp_path: Path) 
         instructions["hopper of small heads"]["wgmma.mma_async"] > instructions["hopper"]["wgmma.mma_async"]
     )
     assert instructions["hopper of small heads"]["setmaxnreg"] > instructions["hopper"]["setmaxnreg"]
+    assert instructions["hopper in halves"]["wgmma.mma_async"] > 0
+    assert instructions["hopper in halves"]["setmaxnreg"] > instructions["hopper"]["setmaxnreg"]
+    assert instructions["hopper in halves"]["cp.async.bulk.tensor"] == 32
     assert instructions["choose"]["atom."] == 1  # a token's place among those of its expert
     assert instructions["sort"]["atom."] == 0
     assert instructions["linear"]["wgmma.mma_async"] == 2 * 4  # of 64 tokens, and of the rest

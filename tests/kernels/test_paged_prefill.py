@@ -10,10 +10,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pagecast.kernels import reference
-from pagecast.kernels.merge_pieces import Pieces, tokens_per_tile
+from pagecast.kernels.merge_pieces import Pieces
 from pagecast.kernels.paged_decode import paged_decode
-from pagecast.kernels.paged_prefill import fastest_rows, paged_prefill
-from pagecast.kernels.prefill_plan import KV_TILE, SLOTS_PER_SM, cut, most_rows, plan_prefill
+from pagecast.kernels.paged_prefill import paged_prefill
+from pagecast.kernels.prefill_plan import (
+    KV_TILE,
+    SLOTS_PER_SM,
+    cut,
+    most_rows,
+    plan_prefill,
+    wide_tiles_pay,
+)
+from pagecast.kernels.tile_rows import TileRows
 from pagecast.sim.core.errors import BadInput
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -32,11 +40,13 @@ def attend(
     **more: Any,
 ) -> torch.Tensor:
     """`spare`: rows behind the plan that hold what must not be looked at. `processors`: to cut tiles for.
-    `rows`: those of a tile, if not the fastest here."""
+    `rows`: those of a tile, if not the usual ones here."""
     heads, (kv_heads, dim) = q.shape[1], cache.k.shape[2:]
-    rows = rows or fastest_rows(heads, kv_heads, dim, q.dtype, cache.k.dtype, q.device)
-    tokens = tokens_per_tile(heads, kv_heads, q.dtype, rows)
-    plan = plan_prefill(query_lens, cache.lens, tokens, kv_heads=kv_heads, processors=processors)
+    tile_rows = TileRows(heads, kv_heads, dim, q.dtype, cache.k.dtype, q.device)
+    rows = rows or tile_rows.usual
+    plan = plan_prefill(
+        query_lens, cache.lens, tile_rows.tokens(rows), kv_heads=kv_heads, processors=processors
+    )
     if processors:
         more["pieces"] = Pieces(heads, kv_heads, dim, q.dtype, q.device, processors, rows)
         more["pieces"].parts.fill_(float("nan"))
@@ -201,6 +211,30 @@ def test_tiles_are_cut_to_fill_the_last_round(lengths: list[int], kv_heads: int,
     assert list(cut(np.array(lengths), kv_heads, 132)) == pieces
 
 
+@pytest.mark.parametrize(
+    ("new", "cached", "pays"),
+    [
+        ([16384], [0], True),
+        ([8192, 8192], [0, 0], True),
+        ([2048], [14336], True),
+        ([4096] * 4, [0] * 4, False),  # few keys for each piece
+        ([1024] * 16, [0] * 16, False),
+        ([64], [16000], False),  # too few pieces
+        ([512], [8192], False),
+        ([256] * 8, [4000] * 8, False),  # 6 tiles of 48 tokens each for 256
+        ([], [], False),
+    ],
+)
+def test_wide_tiles_for_many_long_pieces(new: list[int], cached: list[int], pays: bool) -> None:
+    lens = [a + b for a, b in zip(new, cached, strict=True)]
+    assert wide_tiles_pay(new, lens, 32, 48, kv_heads=8, processors=132) == pays
+
+
+def test_a_cpu_has_no_wide_tiles() -> None:
+    rows = TileRows(32, 8, 128, torch.bfloat16, torch.bfloat16, torch.device("cpu"))
+    assert rows.of_step([16384], [16384]) == rows.usual == rows.most == 128
+
+
 def test_a_chunk_of_one_token_equals_decode(
     paged: Callable[..., Any], error: Callable[..., float], device: str
 ) -> None:
@@ -233,8 +267,14 @@ def test_caches_that_do_not_fit_are_refused(paged: Callable[..., Any], device: s
 @pytest.mark.parametrize("dim", [64, 80, 96, 128])
 @pytest.mark.parametrize("window", [None, 50, 300])
 @pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize("rows", [None, 192])
 def test_tiles_cut_everywhere(
-    paged: Callable[..., Any], error: Callable[..., float], dim: int, window: int | None, heads_first: bool
+    paged: Callable[..., Any],
+    error: Callable[..., float],
+    dim: int,
+    window: int | None,
+    heads_first: bool,
+    rows: int | None,
 ) -> None:
     """Chunks that begin and end at every kind of place in a tile, in either order of slots and heads."""
     query_lens = [1, 5, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200, 1]
@@ -247,7 +287,7 @@ def test_tiles_cut_everywhere(
         cache = type(cache)(*dense, cache.table, cache.seq_lens, cache.lens)
     for heads in (2, 6, 8):
         q = torch.randn(sum(query_lens), heads, dim, device="cuda").bfloat16()
-        out = attend(cache, q, query_lens, window=window, processors=processors)
+        out = attend(cache, q, query_lens, window=window, processors=processors, rows=rows)
         expected = reference.paged_prefill(
             q, cache.k, cache.v, cache.table, query_lens, lens, window=window, dtype=torch.float64
         )
@@ -257,8 +297,9 @@ def test_tiles_cut_everywhere(
 @pytest.mark.gpu
 @pytest.mark.parametrize("dim", [64, 96, 128])
 @pytest.mark.parametrize("slope", [-0.2, 0.01, 0.05, 0.2])
+@pytest.mark.parametrize("rows", [None, 192])
 def test_scores_that_keep_rising(
-    paged: Callable[..., Any], error: Callable[..., float], dim: int, slope: float
+    paged: Callable[..., Any], error: Callable[..., float], dim: int, slope: float, rows: int | None
 ) -> None:
     """As tiles are read, from the last key to the first: the output is rescaled again and again."""
     lens = [1500, 700]
@@ -269,7 +310,7 @@ def test_scores_that_keep_rising(
         cache.k[blocks, position % 16, :, 0] = (-slope * position)[:, None].bfloat16()
     q = torch.randn(sum(lens), 8, dim, device="cuda").bfloat16()
     q[:, :, 0] = dim**0.5
-    out = attend(cache, q, lens)
+    out = attend(cache, q, lens, rows=rows)
     expected = reference.paged_prefill(q, cache.k, cache.v, cache.table, lens, lens, dtype=torch.float64)
     assert error(out, expected) < 8e-3
 
@@ -300,7 +341,9 @@ def test_random_shapes_on_the_gpu(paged: Callable[..., Any], error: Callable[...
     scales = {"k_scale": torch.rand(kv_heads) + 0.5, "v_scale": torch.rand(kv_heads) + 0.5} if fp8 else {}
     scales = {name: scale.cuda() for name, scale in scales.items()}
     q = torch.randn(sum(query_lens), kv_heads * group, dim, generator=generator).to(dtype).cuda()
-    out = attend(cache, q, query_lens, window=window, processors=processors, **scales)
+    halved = dim == 128 and dtype != torch.float32 and not fp8
+    rows = pick(None, 192) if halved else None
+    out = attend(cache, q, query_lens, window=window, processors=processors, rows=rows, **scales)
     expected = reference.paged_prefill(
         q, cache.k, cache.v, cache.table, query_lens, cache.lens, window=window, dtype=torch.float64, **scales
     )
