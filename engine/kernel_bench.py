@@ -209,24 +209,19 @@ def decode_seconds(
     return ours, flash
 
 
-def tile_rows(model: Heads) -> TileRows:
-    """Rows of a tile of a prefill plan, as the engine chooses them."""
-    device = torch.device(DEVICE)
-    return TileRows(model.heads, model.kv_heads, model.dim, DTYPE, model.kv_dtype, device)
-
-
 def prefill_plan(
     new: Sequence[int], lens: Sequence[int], model: Heads = QWEN3_8B
-) -> tuple[Tensor, Pieces | None]:
-    """The plan of a step on the device, and where its cut tiles wait, if it has any."""
+) -> tuple[Tensor, Pieces | None, int]:
+    """The plan of a step on the device, where its cut tiles wait, if it has any, and the rows of a tile."""
     processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count if DEVICE == "cuda" else 4
-    tiles = tile_rows(model)
+    device = torch.device(DEVICE)
+    tiles = TileRows(model.heads, model.kv_heads, model.dim, DTYPE, model.kv_dtype, device)
     rows = tiles.of_step(new, lens)
     plan = plan_prefill(new, lens, tiles.tokens(rows), kv_heads=model.kv_heads, processors=processors)
     pieces = None
     if plan[0, 1]:
         pieces = Pieces(model.heads, model.kv_heads, model.dim, DTYPE, DEVICE, processors, rows)
-    return torch.from_numpy(plan).to(DEVICE), pieces
+    return torch.from_numpy(plan).to(DEVICE), pieces, rows
 
 
 def prefill_seconds(
@@ -238,8 +233,7 @@ def prefill_seconds(
     k, v = kv[:, 0], kv[:, 1]
     q = torch.randn(sum(new), model.heads, model.dim, device=DEVICE, dtype=DTYPE)
     out, theirs = torch.empty_like(q), torch.empty_like(q)
-    plan, pieces = prefill_plan(new, lens, model)
-    rows = tile_rows(model).of_step(new, lens)
+    plan, pieces, rows = prefill_plan(new, lens, model)
     options: dict[str, Any] = {"out": out, "pieces": pieces, "longest": max(lens), "rows": rows}
     ours = seconds(lambda: paged_prefill(q, k, v, table, plan, **options))
     if peer is None:
@@ -375,7 +369,7 @@ def small(peer: Peer | None) -> Iterator[KernelTime]:
     q = torch.randn(64, 32, 128, device=DEVICE, dtype=DTYPE)
     seq_lens = torch.full((8,), 64, dtype=torch.int32, device=DEVICE)
     plan = DecodeSchedule(DecodeShape(32, 8, 128, DTYPE), 8, DEVICE)
-    tiles, _ = prefill_plan([8] * 8, [64] * 8)
+    tiles, *_ = prefill_plan([8] * 8, [64] * 8)
     new, slots, out = q[:, :8], torch.arange(64, device=DEVICE), torch.empty_like(q)
     for name, call in (
         ("schedule", lambda: plan.update(seq_lens)),

@@ -151,9 +151,10 @@ def _consume(
                 q, tiles, turn + 1, items, other, lane, dims, Q, KV_HEADS, GROUP, DIM, TILE, WINDOW, SIDE
             )
             step, state = attend_in_halves(
-                buffer, pipe, position, length, positions, first, step, scale, PART, PARTS, TAIL, WINDOW
+                buffer, pipe, position, length, positions, first, step, scale, PART, PARTS, WINDOW
             )
-            m, total, acc, rest = state
+            m, total, acc = state
+            rest = m  # unused without a tail
         else:
             buffer = buffers.index(0)
             step, state = attend_overlapped(
@@ -409,7 +410,7 @@ class HopperPrefill:
         sums: Tensor | None,
         scale: float,
     ) -> None:
-        """Queues the kernel: one program a multiprocessor, each taking every n-th piece of the plan."""
+        """Queues the kernel: one program per multiprocessor, each taking every n-th piece of the plan."""
         most = (tiles.shape[0] - 1) * k_cache.shape[2]
         tensors = (q, out, table, tiles, self._map(k_cache), self._map(v_cache), parts, sums)
         self._launch(min(most, self._programs), tensors, table.stride(0), scale)

@@ -9,17 +9,20 @@ registers until the scores of the next are queued. Written in Gluon, Triton's lo
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
 from pagecast.kernels.prefill_pipe import (
+    accumulate,
     give_turn,
     hide_unseen,
+    new_maxima,
     queue_scores,
     rescale,
     thread_sums,
+    walk_tiles,
     zero_unwritten,
 )
 from pagecast.kernels.prefill_work import tile_ranges
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
 
 @gluon.jit
@@ -46,13 +49,6 @@ def _unpack(pairs, DTYPE: gl.constexpr):
 
 
 @gluon.jit
-def _accumulate(weights, v, acc):
-    """Starts the product of weights with V on top of the output so far."""
-    p = gl.convert_layout(weights, gl.DotOperandLayout(0, acc.type.layout, 2))
-    return warpgroup_mma(p, v, acc, is_async=True)
-
-
-@gluon.jit
 def queue_output(q, pipe, step, pairs, acc, rest, TAIL: gl.constexpr):
     """Starts the products of a step's weights with V: with all columns, or with 64 and with the TAIL beyond,
     into `acc` and `rest`."""
@@ -62,11 +58,13 @@ def queue_output(q, pipe, step, pairs, acc, rest, TAIL: gl.constexpr):
     stage = step % STAGES
     mbarrier.wait(v_full.index(stage), (step // STAGES) & 1)
     v = v_buffers.index(stage)
+    A: gl.constexpr = acc.type.layout
     if TAIL:
-        acc = _accumulate(weights, v.slice(0, 64, 1), acc)
-        rest = _accumulate(weights, v.slice(64, TAIL, 1), rest)
+        T: gl.constexpr = rest.type.layout
+        acc = accumulate(weights, v.slice(0, 64, 1), acc, A)
+        rest = accumulate(weights, v.slice(64, TAIL, 1), rest, T)
     else:
-        acc = _accumulate(weights, v, acc)
+        acc = accumulate(weights, v, acc, A)
     return acc, rest
 
 
@@ -76,10 +74,7 @@ def _softmax(s, scale, m, total, EDGE: gl.constexpr):
 
     Sums stay in the form of `thread_sums`; whoever needs them adds up the four.
     """
-    new_m = gl.maximum(m, gl.max(s, 1))
-    base = new_m * scale
-    if EDGE:  # a row may have seen nothing yet
-        base = gl.where(new_m == -float("inf"), 0.0, base)
+    new_m, base = new_maxima(s, scale, m, EDGE)
     weights = gl.exp2(s * scale - base[:, None])
     fade = gl.exp2(m * scale - base)
     sums = thread_sums(weights)
@@ -175,14 +170,5 @@ def attend_overlapped(
         T: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TAIL, 16])
         rest = gl.zeros([ROWS, TAIL], gl.float32, T)
     state = (_pack(weights, q.dtype), m, total, gl.zeros([ROWS, COLUMNS], gl.float32, A), rest)
-    step, state = _steps(
-        q, pipe, last - 1, edge, step + 1, positions, scale, state, PART, PARTS, TAIL, WINDOW, True
-    )
-    step, state = _steps(
-        q, pipe, edge, whole, step, positions, scale, state, PART, PARTS, TAIL, WINDOW, False
-    )
-    if WINDOW > 0:
-        step, state = _steps(
-            q, pipe, whole, first, step, positions, scale, state, PART, PARTS, TAIL, WINDOW, True
-        )
-    return step, state
+    ranges = (last - 1, edge, whole, first)
+    return walk_tiles(_steps, q, pipe, ranges, step + 1, positions, scale, state, PART, PARTS, TAIL, WINDOW)

@@ -136,3 +136,50 @@ def thread_sums(weights):
 def rescale(acc, fade):
     """The output so far times a factor for each row."""
     return acc * gl.convert_layout(fade, gl.SliceLayout(1, acc.type.layout))[:, None]
+
+
+@gluon.jit
+def new_maxima(s, scale, m, EDGE: gl.constexpr):
+    """Maxima with a tile's scores, and what is taken from the scores times `scale` before the exponential."""
+    new_m = gl.maximum(m, gl.max(s, 1))
+    base = new_m * scale
+    if EDGE:  # a row may have seen nothing yet
+        base = gl.where(new_m == -float("inf"), 0.0, base)
+    return new_m, base
+
+
+@gluon.jit
+def accumulate(weights, v, acc, A: gl.constexpr):
+    """Starts the product of weights with V on top of `acc`, whose layout is A."""
+    p = gl.convert_layout(weights.to(v.dtype), gl.DotOperandLayout(0, A, 2))
+    return warpgroup_mma(p, v, acc, is_async=True)
+
+
+@gluon.jit
+def walk_tiles(
+    STEPS: gl.constexpr,
+    q,
+    pipe,
+    ranges,
+    step,
+    positions,
+    scale,
+    state,
+    PART: gl.constexpr,
+    PARTS: gl.constexpr,
+    TAIL: gl.constexpr,
+    WINDOW: gl.constexpr,
+):
+    """A schedule's STEPS over a piece's KV tiles from begin - 1 down to first.
+
+    `ranges`: begin, first, and as in `tile_ranges` edge and whole: only outside of [whole, edge) are keys
+    hidden.
+    """
+    begin, edge, whole, first = ranges
+    step, state = STEPS(q, pipe, begin, edge, step, positions, scale, state, PART, PARTS, TAIL, WINDOW, True)
+    step, state = STEPS(q, pipe, edge, whole, step, positions, scale, state, PART, PARTS, TAIL, WINDOW, False)
+    if WINDOW > 0:
+        step, state = STEPS(
+            q, pipe, whole, first, step, positions, scale, state, PART, PARTS, TAIL, WINDOW, True
+        )
+    return step, state

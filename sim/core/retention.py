@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pagecast.sim.core.errors import BadInput, check_given_once
+from pagecast.sim.core.errors import BadInput
 
 DEFAULT_PRIORITY = 35
 MOST_PRIORITY = 100
@@ -66,8 +66,8 @@ class Retention:
                 raise BadInput(f"retention {part!r}: priorities go from 0 to {MOST_PRIORITY}")
             keep = Keep(int(priority), None if seconds is None else round(float(seconds) * _NS))
             if start is None:
-                before = () if decode is None else ("decode",)
-                check_given_once("decode", before, f"retention {part!r}: field 'decode'")
+                if decode is not None:
+                    raise BadInput(f"retention {part!r}: field 'decode' is given twice; keep one")
                 decode = keep
                 continue
             if int(start) < end or (stop and int(stop) <= int(start)):
