@@ -90,9 +90,17 @@ class ColumnLinear(nn.Module):
         """This GPU's share of the output columns: [tokens, columns / GPUs]."""
         return ops.linear(x, self.product)
 
-    def gated(self, x: Tensor) -> Tensor:
-        """silu of the first projection times the second: this GPU's share, [tokens, width / GPUs]."""
-        return ops.gated_linear(x, self.product)
+    def gated(self, x: Tensor, eps: float | None = None) -> Tensor:
+        """silu of the first projection times the second: this GPU's share, [tokens, width / GPUs].
+
+        With `eps`, x are states whose norm is folded.
+        """
+        return ops.gated_linear(x, self.product, eps)
+
+    def gated_by_own(self, tokens: int) -> bool:
+        """Whether our own kernel computes `gated` of so many tokens, dense and in the weight's dtype."""
+        x = self.weight.new_empty(tokens, self.inputs)
+        return ops.gated_by_own(x, self.product)
 
 
 class RowLinear(nn.Module):

@@ -107,7 +107,8 @@ def load(name: str, options: Options, shard: Shard = WHOLE) -> LoadedModel:
     _check_tuning(options, device)
     model = make_model(spec, dtype, device, options, shard)
     if options.tune_products:
-        product_tuning.tune(model.products(), options.max_num_batched_tokens, adding=model.folded)
+        products = model.library_products(options.max_num_batched_tokens)
+        product_tuning.tune(products, options.max_num_batched_tokens, adding=model.folded)
     blocks, measured = options.num_blocks or CPU_BLOCKS, {"weights": weight_bytes(model)}
     if meter is not None:
         blocks, measured = _measure(meter, spec, model, dtype, backend, max_len, options)

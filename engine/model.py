@@ -87,7 +87,7 @@ class Mlp(nn.Module):
 
     def add_to(self, states: Tensor, eps: float) -> None:
         """Norms states [tokens, hidden], whose norm is folded, and adds the outputs to them in place."""
-        self.down.add_to(states, ops.silu_mul(self.gate_up(states), states, eps))
+        self.down.add_to(states, self.gate_up.gated(states, eps))
 
 
 class Mixture(nn.Module):
@@ -228,9 +228,12 @@ class Decoder(nn.Module):
         for layer in self.layers:
             layer.fold_norms()
 
-    def products(self) -> list[ColumnLinear | RowLinear]:
-        """The layers' products, without those of experts."""
-        return [part for part in self.layers.modules() if isinstance(part, ColumnLinear | RowLinear)]
+    def library_products(self, tokens: int) -> list[ColumnLinear | RowLinear]:
+        """The products that steps of so many tokens leave to the library, without those of experts."""
+        parts = list(self.layers.modules())
+        own = [mlp.gate_up for mlp in parts if isinstance(mlp, Mlp) and mlp.gate_up.gated_by_own(tokens)]
+        products = [part for part in parts if isinstance(part, ColumnLinear | RowLinear)]
+        return [product for product in products if product not in own]
 
     @property
     def dtype(self) -> torch.dtype:

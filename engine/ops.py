@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from pagecast.engine.tuned_product import TunedProduct
 from pagecast.kernels import reference
+from pagecast.kernels.gated_plan import fits, gated_pays
 from pagecast.kernels.linear_cuts import Kind, LinearCut, cut_of
 from torch import Tensor
 
@@ -159,12 +160,23 @@ def linear_sums(x: Tensor, product: Product) -> Tensor:
     return linear(x, product) if cut is None else _own_linear(x, product.weight, cut)
 
 
-def gated_linear(x: Tensor, product: Product) -> Tensor:
-    """`silu_mul` of `linear`: [tokens, outputs / 2]."""
-    cut = _own_cut("gated", x, product)
+def gated_linear(x: Tensor, product: Product, eps: float | None = None) -> Tensor:
+    """`silu_mul` of `linear`: [tokens, outputs / 2]. With `eps`, x are states that are still to be normed."""
+    cut = _own_cut("gated", x, product) if eps is None else None
     if cut is not None:
         return _own_linear(x, product.weight, cut, gated=True)
-    return silu_mul(linear(x, product))
+    if gated_by_own(x, product):
+        from pagecast.kernels.gated_hopper import gated_hopper
+
+        return gated_hopper(x, product.weight, eps)
+    gate_up = linear(x, product)
+    return silu_mul(gate_up) if eps is None else silu_mul(gate_up, x, eps)
+
+
+def gated_by_own(x: Tensor, product: Product) -> bool:
+    """Whether our own kernel for many tokens computes this gated product of x."""
+    weight, scales, bias, _tuned = product
+    return scales is None and bias is None and fits(x, weight) and gated_pays(len(x), weight)
 
 
 def silu_mul(gate_up: Tensor, states: Tensor | None = None, eps: float = 0.0) -> Tensor:

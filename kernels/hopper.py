@@ -1,4 +1,4 @@
-"""Parts that the kernels for Hopper GPUs share: a tile of K or V fetched by the tensor memory accelerator.
+"""Parts that the kernels for Hopper GPUs share: fetching by the tensor memory accelerator, and early starts.
 
 Written in Gluon, Triton's lower level.
 """
@@ -11,8 +11,27 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 # Names that changed between Triton 3.6 and 3.9.
-_fetch_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+fetch_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+
+
+@gluon.jit
+def let_next_start(OVERLAP: gl.constexpr):
+    """`launch.let_next_start` in Gluon."""
+    if OVERLAP:
+        gl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        )
+
+
+@gluon.jit
+def wait_for_predecessor(OVERLAP: gl.constexpr):
+    """`launch.wait_for_predecessor` in Gluon."""
+    if OVERLAP:
+        gl.inline_asm_elementwise(
+            "griddepcontrol.wait; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+        )
 
 
 @gluon.jit
@@ -38,7 +57,7 @@ def fetch_tile(
         token = start + part * BOX
         page = gl.load(table_row + gl.minimum(token // BLOCK_SIZE, last_page))
         row = page * ROWS[0] + head * ROWS[1] + token % BLOCK_SIZE
-        _fetch_box(cache, [row, head * ROWS[2]], full, buffer.slice(part * BOX, BOX))
+        fetch_box(cache, [row, head * ROWS[2]], full, buffer.slice(part * BOX, BOX))
 
 
 @gluon.jit

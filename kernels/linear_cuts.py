@@ -4,11 +4,10 @@ The products of Qwen3-0.6B and Qwen3-8B were measured inside whole decode steps.
 library. So are those of Qwen3-8B with more than 96 tokens, where our kernel shortened no step.
 """
 
-import importlib
-from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
+from pagecast.kernels.capabilities import runs_hopper_kernels
 from torch import Tensor
 
 Kind = Literal["plain", "gated", "sums"]
@@ -118,16 +117,4 @@ def cut_of(kind: Kind, x: Tensor, weight: Tensor) -> LinearCut | None:
 def _fits(x: Tensor, weight: Tensor) -> bool:
     """Whether `linear_hopper` can compute their product."""
     short = x.dtype in (torch.bfloat16, torch.float16) and x.dtype == weight.dtype
-    return short and x.is_contiguous() and weight.is_contiguous() and _has_hopper(x.device)
-
-
-@cache
-def _has_hopper(device: torch.device) -> bool:
-    """Whether `linear_hopper` runs on a device with the Triton that is installed."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
-        return False
-    try:
-        importlib.import_module("pagecast.kernels.linear_hopper")
-    except (ImportError, AttributeError):
-        return False
-    return True
+    return short and x.is_contiguous() and weight.is_contiguous() and runs_hopper_kernels(x.device)

@@ -14,7 +14,7 @@ Triton's lower level.
 from typing import Any
 
 import torch
-from pagecast.kernels.hopper import barrier
+from pagecast.kernels.hopper import barrier, fetch_box, let_next_start, wait_for_predecessor
 from pagecast.kernels.launch import Launch, require
 from pagecast.kernels.linear_cuts import LinearCut
 from pagecast.kernels.tensor_map import swizzled_map
@@ -23,31 +23,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-
-# A name that changed between Triton 3.6 and 3.9.
-_fetch_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-
-
-@gluon.jit
-def _let_next_start(OVERLAP: gl.constexpr):
-    """`launch.let_next_start` in Gluon."""
-    if OVERLAP:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
-
-
-@gluon.jit
-def _wait_for_predecessor(OVERLAP: gl.constexpr):
-    """`launch.wait_for_predecessor` in Gluon."""
-    if OVERLAP:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.wait; // dummy $0", "=r", [], dtype=gl.int32, is_pure=False, pack=1
-        )
 
 
 @gluon.jit
@@ -55,18 +33,18 @@ def _fetch_weights(weight, buffer, full, output, at, pred, GATED: gl.constexpr, 
     """Queues the copy of a tile's weights for the inputs from `at` on; gated: half of each projection."""
     if GATED:
         HALF: gl.constexpr = buffer.shape[0] // 2
-        _fetch_box(weight, [output, at], full, buffer.slice(0, HALF), pred=pred)
-        _fetch_box(weight, [OUTPUTS // 2 + output, at], full, buffer.slice(HALF, HALF), pred=pred)
+        fetch_box(weight, [output, at], full, buffer.slice(0, HALF), pred=pred)
+        fetch_box(weight, [OUTPUTS // 2 + output, at], full, buffer.slice(HALF, HALF), pred=pred)
     else:
-        _fetch_box(weight, [output, at], full, buffer, pred=pred)
+        fetch_box(weight, [output, at], full, buffer, pred=pred)
 
 
 @gluon.jit
 def _fetch_tokens(x, x_rest, buffers, rest_buffers, full, stage, token, at, pred, REST: gl.constexpr):
     """Queues the copy of the tile's tokens, and of the rest of them where there is one."""
-    _fetch_box(x, [token, at], full, buffers.index(stage), pred=pred)
+    fetch_box(x, [token, at], full, buffers.index(stage), pred=pred)
     if REST:
-        _fetch_box(x_rest, [token + buffers.shape[1], at], full, rest_buffers.index(stage), pred=pred)
+        fetch_box(x_rest, [token + buffers.shape[1], at], full, rest_buffers.index(stage), pred=pred)
 
 
 @gluon.jit
@@ -117,7 +95,7 @@ def _linear_hopper(
     GATED: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
-    _let_next_start(OVERLAP)
+    let_next_start(OVERLAP)
     DTYPE: gl.constexpr = x.dtype
     SHARED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     STEPS: gl.constexpr = INPUTS // DEPTH // SPLITS
@@ -143,7 +121,7 @@ def _linear_hopper(
         mbarrier.expect(full.index(i), BYTES)
         at = first + i * DEPTH
         _fetch_weights(weight, w_buffers.index(i), full.index(i), output, at, True, GATED, OUTPUTS)
-    _wait_for_predecessor(OVERLAP)
+    wait_for_predecessor(OVERLAP)
     for i in gl.static_range(FIRST):
         at = first + i * DEPTH
         _fetch_tokens(x, x_rest, x_buffers, rest_buffers, full.index(i), i, token, at, True, REST)

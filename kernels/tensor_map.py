@@ -84,6 +84,7 @@ class Address:
 _Map = TypeVar("_Map")
 _matrices: dict[Any, MatrixDescriptor] = {}
 _swizzled: dict[Any, TensorDescriptor] = {}
+_paired: dict[Any, TensorDescriptor] = {}
 
 
 def _made_once(maps: dict[Any, _Map], key: Any, make: Callable[[], _Map]) -> _Map:
@@ -111,14 +112,29 @@ def matrix_map(matrix: Tensor, rows: int, columns: int) -> MatrixDescriptor:
 
 
 def swizzled_map(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """A dense matrix of 16-bit numbers as Gluon's kernels read boxes of `rows` x `columns`; made once."""
+    """A dense matrix of 16-bit numbers as Gluon's kernels copy boxes of `rows` x `columns`; made once."""
 
     def make() -> TensorDescriptor:
         address = Address(matrix.data_ptr(), matrix.dtype)
-        layout = NVMMASharedLayout(128, 16, 2)
+        layout = NVMMASharedLayout(min(2 * columns, 128), 16, 2)
         return TensorDescriptor(address, list(matrix.shape), [matrix.shape[1], 1], [rows, columns], layout)
 
     return _made_once(_swizzled, (matrix.data_ptr(), matrix.shape, matrix.dtype, rows, columns), make)
+
+
+def paired_map(matrix: Tensor, pairs: int, columns: int) -> TensorDescriptor:
+    """A dense matrix of 16-bit numbers as boxes of `columns` numbers of `pairs` rows of its first half and of
+    as many of its second, eight rows of each in turn: [pairs / 8, 2, 8, columns]; made once."""
+
+    def make() -> TensorDescriptor:
+        rows, width = matrix.shape
+        address = Address(matrix.data_ptr(), matrix.dtype)
+        shape = [rows // 16, 2, 8, width]
+        strides = [8 * width, rows // 2 * width, width, 1]
+        layout = NVMMASharedLayout(min(2 * columns, 128), 16, 4)
+        return TensorDescriptor(address, shape, strides, [pairs // 8, 2, 8, columns], layout)
+
+    return _made_once(_paired, (matrix.data_ptr(), matrix.shape, matrix.dtype, pairs, columns), make)
 
 
 def box_rows(block_size: int, tile: int) -> int:

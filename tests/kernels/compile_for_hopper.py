@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import triton
 from pagecast.kernels import (
+    gated_hopper,
     grouped_gemm,
     linear_hopper,
     mixture,
@@ -23,13 +24,22 @@ from pagecast.kernels import (
     store_kv,
 )
 from pagecast.kernels.decode_schedule import DecodeSchedule, DecodeShape
+from pagecast.kernels.gated_plan import tile_of
 from pagecast.kernels.launch import Launch
 from pagecast.kernels.linear_cuts import LinearCut
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-MARKS = ("wgmma.mma_async", "cp.async.bulk.tensor", "cp.async.cg", "mma.sync", "setmaxnreg", "atom.")
+MARKS = (
+    "wgmma.mma_async",
+    "cp.async.bulk.tensor",
+    "cp.async.cg",
+    "mma.sync",
+    "setmaxnreg",
+    "atom.",
+    "stmatrix",
+)
 FP8_MARKS = ("ldmatrix", "cvt.rn.f16x2.e4m3x2", "ld.shared.b8")
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -66,6 +76,20 @@ def _linear(cut: LinearCut, *, gated: bool = False) -> dict[str, int]:
     rows |= {"x_rest": cut.rest} if cut.rest else {}
     types = {name: f"tensordesc<bf16[{n}, {cut.depth}],{layout!r}>" for name, n in rows.items()}
     types |= {"out": "*fp32" if cut.splits > 1 else "*bf16", "tokens": "i32"}
+    return compiled(launch, types, GluonASTSource)
+
+
+def _gated(tokens: int, *, normed: bool) -> dict[str, int]:
+    """Compiles gate and up of Qwen3-8B for many tokens, divided by their root mean square if `normed`."""
+    tile, gl = tile_of(tokens), gated_hopper.gl
+    boxes = {
+        "x": ([tile.tokens, 64], gl.NVMMASharedLayout(128, 16, 2)),
+        "weight": ([4, 2, 8, 64], gl.NVMMASharedLayout(128, 16, 4)),
+        "out": ([tile.tokens, 32], gl.NVMMASharedLayout(64, 16, 2)),
+    }
+    types = {name: f"tensordesc<bf16{box},{layout!r}>" for name, (box, layout) in boxes.items()}
+    types |= {"tokens": "i32"} | ({"scales": "*fp32"} if normed else {})
+    launch = gated_hopper.gated_launch((24576, 4096), tile, torch.device("cpu"))
     return compiled(launch, types, GluonASTSource)
 
 
@@ -156,6 +180,8 @@ def main() -> None:
         "hopper of small heads": partial(compiled, small, pools | prefill | maps, GluonASTSource),
         "linear": partial(_linear, LinearCut(64, 64, 16, 4, 10)),
         "gated linear": partial(_linear, LinearCut(64, 128, 0, 1, 8), gated=True),
+        "gated of many": partial(_gated, 256, normed=True),
+        "gated of 128": partial(_gated, 128, normed=False),
         "store": partial(compiled, store_kv._configure(q[:, :8], q[:, :8], k, v, None, None), store),
     }
     names = sys.argv[1:] or list(kernels)

@@ -58,6 +58,11 @@ def test_every_kernel_compiles_to_the_instructions_it_relies_on(tmp_path: Path) 
     assert instructions["linear"]["wgmma.mma_async"] == 2 * 4  # of 64 tokens, and of the rest
     assert instructions["linear"]["cp.async.bulk.tensor"] == 3 * (10 + 1)  # before the loop, and in it
     assert instructions["gated linear"]["wgmma.mma_async"] == 4
+    for name, stages in (("gated of many", 3), ("gated of 128", 5)):
+        assert instructions[name]["wgmma.mma_async"] == 3 * 4  # of three warpgroups
+        # Three boxes of weights and one of tokens: before the loop by stage, and in it.
+        assert instructions[name]["cp.async.bulk.tensor"] == 4 * (stages + 1) + 3  # and the results
+        assert instructions[name]["stmatrix"] > 0  # which are turned on their way to shared memory
     for name, product in (("up of few", "mma.sync"), ("up of many", "wgmma.mma_async")):
         assert instructions[name][product] > 0
         assert instructions[name]["cp.async.bulk.tensor"] > 0  # the experts' matrices
