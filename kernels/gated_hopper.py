@@ -1,10 +1,11 @@
 """Gated products of many tokens on Hopper GPUs: gate, up and `silu(gate) * up` in one kernel.
 
-Apart, the product of gate and up is written to memory and read again, which takes a twentieth of a large
-step's MLP. Three warpgroups share a tile of 96 outputs: each multiplies 64 weights, 32 of gate and 32 of up,
-with all of the tile's tokens, as the tensor cores' columns. The two weights of an output lie 8 rows apart, so
-that one thread holds both results. A tile of 192 x 256 results is what the registers of a multiprocessor
-hold; it reads least from the L2 cache. Written in Gluon, Triton's lower level.
+Apart, a large step's product of gate and up is written to memory and read again by the kernel for SiLU, which
+takes a twentieth of the product's time. Here three warpgroups share a tile of 96 outputs: each multiplies 64
+weights, 32 of gate and 32 of up, with all of the tile's tokens, which are the tensor cores' columns. The two
+weights of an output lie 8 rows apart, so that one thread holds both results. A tile of 192 x 256 results is
+the largest that a multiprocessor's registers hold; the larger it is, the less is read from the L2 cache.
+Written in Gluon, Triton's lower level.
 """
 
 # Device code takes tensors of the kernel language, which has no types.

@@ -25,10 +25,11 @@ if _WORKER and hasattr(os, "sched_setaffinity"):
     os.environ["PAGECAST_TEST_CORES"] = " ".join(map(str, _CORES))
     os.sched_setaffinity(0, {_CORES[int(_WORKER.removeprefix("gw")) % len(_CORES)]})
 
-# In CI the same examples every time, so that a change is judged by itself; elsewhere new ones are tried.
-settings.register_profile("ci", derandomize=True, print_blob=True)
-if os.environ.get("CI"):
-    settings.load_profile("ci")
+# No example has a time limit: how long one takes depends on what else the machine does. In CI the same
+# examples every time, so that a change is judged by itself; elsewhere new ones are tried.
+settings.register_profile("here", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
