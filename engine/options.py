@@ -26,7 +26,7 @@ class Options:
     share of the model each; with `enable_expert_parallel`, of a mixture's experts each GPU has some, whole.
     `kv_offloading_size`: GiB of host memory that KV blocks are offloaded to; the fields after it are as in a
     scenario.
-    `tune_products` times cuBLASLt's algorithms for products of large steps at the start, 20 seconds, and
+    `tune_products` times cuBLASLt's algorithms for products of large steps at the start, 16 seconds, and
     takes the fastest; results of two starts may then differ in rounding.
     `seed` is for requests that have none, and for random weights.
     """

@@ -30,7 +30,7 @@ _ALONE: dict[str, Any] = {  # in the order of `--help`, before the scenario's
     "attention": typer.Option(help="auto (triton on a GPU, torch elsewhere), triton, flash-attn, torch"),
     "enforce_eager": typer.Option("--enforce-eager", help="no CUDA graphs"),
     "tune_products": typer.Option(
-        "--tune-products", help="choose the algorithms of large matrix products by timing, for 20 seconds"
+        "--tune-products", help="choose the algorithms of large matrix products by timing, for 16 seconds"
     ),
 }
 _ABOUT = {  # where the engine's answer to an option that is not given is another than a scenario's
