@@ -1,4 +1,4 @@
-"""What a device can run, known without importing Triton."""
+"""Capabilities of a device, known without importing Triton."""
 
 import importlib
 from functools import cache

@@ -1,4 +1,4 @@
-"""Which gated products of many tokens our own kernel computes, and in what tiles.
+"""Choice of the gated products of many tokens that our own kernel computes, and their tiles.
 
 Tiles go round the multiprocessors. Where the last round is nearly full, the kernel is faster than the
 library's product and a kernel for SiLU; where it is not, multiprocessors wait, and it is slower.
