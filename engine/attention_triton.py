@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pagecast.engine.backend import Pages, PromptChunks, Shape
+from pagecast.kernels.capabilities import processors_of
 from pagecast.kernels.copy_blocks import copy_blocks
 from pagecast.kernels.decode_schedule import DecodeSchedule, DecodeShape
 from pagecast.kernels.merge_pieces import Pieces
@@ -75,7 +76,7 @@ class TritonBackend:
         self._rows = TileRows(shape.heads, kv_heads, head_dim, shape.dtype, kv.dtype, kv.device)
         self._pieces = None
         if kv.is_cuda and not any(shape.windows):
-            processors = torch.cuda.get_device_properties(kv.device).multi_processor_count
+            processors = processors_of(kv.device)
             sizes = shape.heads, kv_heads, head_dim, shape.dtype
             self._pieces = Pieces(*sizes, kv.device, processors, self._rows.most)
         self._schedules = {

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import triton
 from pagecast.engine.ops import silu_mul
+from pagecast.kernels.capabilities import processors_of
 from pagecast.kernels.copy_blocks import copy_blocks
 from pagecast.kernels.decode_schedule import DecodeSchedule, DecodeShape
 from pagecast.kernels.merge_pieces import Pieces
@@ -213,8 +214,8 @@ def prefill_plan(
     new: Sequence[int], lens: Sequence[int], model: Heads = QWEN3_8B
 ) -> tuple[Tensor, Pieces | None, int]:
     """The plan of a step on the device, where its cut tiles wait, if it has any, and the rows of a tile."""
-    processors = torch.cuda.get_device_properties(DEVICE).multi_processor_count if DEVICE == "cuda" else 4
     device = torch.device(DEVICE)
+    processors = processors_of(device) if DEVICE == "cuda" else 4
     tiles = TileRows(model.heads, model.kv_heads, model.dim, DTYPE, model.kv_dtype, device)
     rows = tiles.of_step(new, lens)
     plan = plan_prefill(new, lens, tiles.tokens(rows), kv_heads=model.kv_heads, processors=processors)

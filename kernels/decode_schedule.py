@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from pagecast.kernels.capabilities import processors_of
 from pagecast.kernels.launch import Launch, after_predecessor, next_power_of_2
 from torch import Tensor
 
@@ -175,7 +176,7 @@ def _tile(shape: DecodeShape, cut: DecodeCut) -> int:
 def _programs(cut: DecodeCut, device: torch.device) -> int:
     if device.type != "cuda":
         return 8
-    return cut.programs_per_sm * torch.cuda.get_device_properties(device).multi_processor_count
+    return cut.programs_per_sm * processors_of(device)
 
 
 def _lanes(programs: int, kv_heads: int) -> int:

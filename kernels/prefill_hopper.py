@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pagecast.kernels.capabilities import processors_of
 from pagecast.kernels.hopper import barrier
 from pagecast.kernels.launch import Launch, next_power_of_2
 from pagecast.kernels.prefill_halved import attend_in_halves
@@ -393,7 +394,7 @@ class HopperPrefill:
         longest: int | None,
         rows: int,
     ) -> None:
-        self._programs = torch.cuda.get_device_properties(q.device).multi_processor_count
+        self._programs = processors_of(q.device)
         constants = constants_of(q, k_cache, v_cache, out, window, longest, rows)
         self._map = TensorMaps(constants["TILE"])
         self._launch = Launch(_prefill_hopper, constants, num_warps=4)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from pagecast.kernels.capabilities import processors_of
 from pagecast.kernels.merge_pieces import rows_per_tile, tokens_per_tile
 from pagecast.kernels.prefill_plan import wide_tiles_pay
 
@@ -35,7 +36,7 @@ class TileRows:
         except (ImportError, AttributeError):  # this Triton's Gluon differs
             return
         self.usual, self.wide = rows_of(head_dim), wide_rows_of(head_dim)
-        self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._processors = processors_of(device)
 
     @property
     def most(self) -> int:
