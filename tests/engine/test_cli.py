@@ -183,23 +183,26 @@ def test_an_interrupted_run_ends_at_once_and_is_kept_as_far_as_it_went(
     model_with_text: Any, tmp_path: Path
 ) -> None:
     trace = small_trace_file(tmp_path, requests=900)
-    script = (
-        "import sys, typer; from pagecast.planner_app.commands.engine import record_command; "
-        "app = typer.Typer(); app.command()(record_command); sys.exit(app(standalone_mode=False))"
-    )
     arguments = [trace, "--model", model_with_text.folder, "--out", tmp_path / "run", *SMALL]
     process = subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, arguments)], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "pagecast.planner_app", "record", *map(str, arguments)],
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell leaves background jobs, such as these tests may be, deaf to interrupts.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    assert process.stderr is not None
-    while "KV blocks" not in process.stderr.readline():
-        assert process.poll() is None
-    deadline = time.monotonic() + 60
-    while not any('"finished"' in path.read_text() for path in segments(tmp_path / "run")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    try:
+        assert process.stderr is not None
+        while "KV blocks" not in process.stderr.readline():
+            assert process.poll() is None
+        deadline = time.monotonic() + 60
+        while not any('"finished"' in path.read_text() for path in segments(tmp_path / "run")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     run = RecordedRun.load(tmp_path / "run")  # as far as it went
     assert 0 < run.requests["finish_s"].notna().sum() < 900
