@@ -99,7 +99,7 @@ class ColumnLinear(nn.Module):
 
     def gated_by_own(self, tokens: int) -> bool:
         """Whether our own kernel computes `gated` of so many tokens, dense and in the weight's dtype."""
-        x = self.weight.new_empty(tokens, self.inputs)
+        x = self.weight.new_empty(tokens, self.inputs, device="meta")
         return ops.gated_by_own(x, self.product)
 
 
