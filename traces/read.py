@@ -233,7 +233,7 @@ def _check(
     limit: int | None, block_tokens: int | None, session_rate: float | None, think_s: float | None
 ) -> None:
     if limit is not None and limit < 1:
-        raise BadInput(f"limit {limit}: read at least one request")
+        raise BadInput(f"limit {limit}: must be at least 1 request")
     if block_tokens is not None and block_tokens < 1:
         raise BadInput(f"block_tokens {block_tokens}: a hash id names at least one token")
     if session_rate is not None and not 0 < session_rate < float("inf"):

@@ -70,7 +70,7 @@ def check_command(
     findings = [*judge.levels(file, result), *judge.limits(file, figures)]
     facts = _facts(file, trace, result)
     notes = list(_notes(file, before, facts["costs"])) if before is not None or write_baseline is None else []
-    notes.append(facts["expected_error"])
+    notes.extend((*trace.notes, facts["expected_error"]))
     if before is not None or write_baseline is not None:
         if workers is None and result.summary["wall_s"] * file.check.draws < _SHORT_S:
             workers = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,6 +32,7 @@ Opt = typer.Option
 _MOST_REPLICAS = 64
 _MOST_PREEMPTIONS = 0.01
 _MOST_REQUESTS = 4000
+_MOST_FLEET_REQUESTS = 40_000
 _REPLICATES = 5
 _TITLES = {
     "concurrency": "admissible concurrency",
@@ -107,8 +109,9 @@ def plan_command(
     trace can be served.
 
     With a fleet's options (--router, --fleet), --against or --emit it finds the fewest replicas that keep the
-    SLO for TRACE at its own times instead.
+    SLO for TRACE at its own times instead; with --rate, for TRACE at that rate, repeated until it lasts.
     """
+    from pagecast.planner_app.planner.capacity.users import at_rate, lasting_at
     from pagecast.planner_app.planner.slo import Slo
 
     level = Slo.parse(slo)
@@ -134,7 +137,8 @@ def plan_command(
         refuse_options({"out": out}, "is the file for --emit: give --emit FORM as well")
     if report is not None:
         ready("--report", report)
-    work, scenario = load(trace, arguments)
+    reach = partial(lasting_at, most_requests=_MOST_FLEET_REQUESTS) if for_fleet else at_rate
+    work, scenario = load(trace, arguments, reach=reach)
     if for_fleet:
         from pagecast.planner_app.commands.fleet_plan import plan_fleet
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ from pagecast.traces.operations import scale
 from pagecast.traces.schema import Trace
 
 Opt = typer.Option
+_LEAST_OF_RATE = 0.75  # less of the rate that was asked for gets a note
 TraceArgument = Annotated[
     str, typer.Argument(help="trace file of any known format, a sample's name, or a folder of replay --out")
 ]
@@ -92,8 +94,13 @@ def trace_from(name: str, scenario: Scenario, arguments: ScenarioArguments) -> T
     return load_trace(name, scenario, **arguments.reading)
 
 
-def load(name: str, arguments: ScenarioArguments) -> tuple[Trace, Scenario]:
-    """Reads the trace and the scenario; of a folder that `replay --out` wrote, both. Errors: BadInput."""
+def load(
+    name: str, arguments: ScenarioArguments, *, reach: Callable[[Trace, float], Trace] | None = None
+) -> tuple[Trace, Scenario]:
+    """Reads the trace and the scenario; of a folder that `replay --out` wrote, both. Errors: BadInput.
+
+    `reach` as in `load_trace`.
+    """
     folder = Path(name)
     if name not in sample_names() and os.path.isfile(folder / "trace.parquet"):
         beside = folder / "scenario.yaml"
@@ -101,16 +108,23 @@ def load(name: str, arguments: ScenarioArguments) -> tuple[Trace, Scenario]:
             arguments = ScenarioArguments(beside, arguments.fields, arguments.reading)
         name = str(folder / "trace.parquet")
     scenario = scenario_from(arguments)
-    return trace_from(name, scenario, arguments), scenario
+    return load_trace(name, scenario, reach=reach, **arguments.reading), scenario
 
 
 def load_trace(
-    name: str, scenario: Scenario, *, speedup: float = 1.0, rate: float | None = None, **options: Any
+    name: str,
+    scenario: Scenario,
+    *,
+    speedup: float = 1.0,
+    rate: float | None = None,
+    reach: Callable[[Trace, float], Trace] | None = None,
+    **options: Any,
 ) -> Trace:
     """Reads a trace with `read`'s options, and scales its arrivals by `speedup` or to `rate`.
 
     `rate` is in requests per second: all requests of the sessions that start in a second, as `plan` counts
-    the trace's own. Errors: BadInput.
+    the trace's own. `reach` gives a trace that rate; by default its arrivals are scaled, and it gets a note
+    where that is not enough. Errors: BadInput.
     """
     if not 0 < speedup < float("inf"):
         raise BadInput(f"--speedup is {speedup}; it must be above 0")
@@ -120,7 +134,21 @@ def load_trace(
         raise BadInput(f"--rate {rate:g} and --speedup {speedup:g} both set the load; give one of them")
     trace = read_with_progress(name, seed=scenario.seed, **options)
     if rate is not None:
-        from pagecast.planner_app.planner.capacity.users import requests_per_s
-
-        speedup = rate / requests_per_s(trace)
+        return (reach or _at_rate)(trace, rate)
     return trace if speedup == 1 else scale(trace, speedup)
+
+
+def _at_rate(trace: Trace, rate: float) -> Trace:
+    """The trace scaled to a rate, with a note where pauses in its sessions leave it far from that."""
+    from pagecast.planner_app.planner.capacity.users import at_rate, requests_per_s_of_all
+
+    faster = at_rate(trace, rate)
+    arriving = requests_per_s_of_all(faster)
+    if arriving >= _LEAST_OF_RATE * rate:
+        return faster
+    note = (
+        f"--rate {rate:g} is not reached: sessions begin as often as that takes, but pause, and the trace "
+        f"ends before enough of them are under way. {arriving:.3g} requests per second arrive on average. A "
+        "trace with more sessions comes closer; plan repeats the trace until it lasts"
+    )
+    return replace(faster, notes=(*faster.notes, note))

@@ -160,7 +160,7 @@ def as_dict(result: SweepResult) -> dict[str, Any]:
         "complete": result.complete,
         "scenario": question.scenario.model_dump(),
         "step_costs": [each.as_dict() for each in costs],
-        "notes": [what_each_is(result), *notes(result, costs)],
+        "notes": [*question.trace.notes, what_each_is(result), *notes(result, costs)],
         "cheapest": result.cheapest,
         "front": records(result.front),
         "sensitivity": records(result.sensitivity),
@@ -209,7 +209,7 @@ def show(result: SweepResult, out: Path | None) -> None:
     console.out.print("\nwhat each knob moves (share of a figure's variance that it explains alone):")
     _print_effects(header, rows)
     console.out.print()
-    for note in (what_each_is(result), *notes(result, costs)):
+    for note in (*question.trace.notes, what_each_is(result), *notes(result, costs)):
         console.out.print(f"note: {note}", soft_wrap=True)
     before = len(result.table) - result.replayed
     in_folder = f"; {before:,} were in the folder already" if before else ""

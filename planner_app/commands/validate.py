@@ -25,6 +25,7 @@ from pagecast.sim.scenario import Scenario
 from rich.table import Table
 
 Opt = typer.Option
+_WIDEST = 200  # more columns than a forecast's table has
 
 
 def validate_command(
@@ -208,6 +209,9 @@ def show(result: Forecast, *, totals: bool = True) -> None:
             _plain(row.high) + ("*" if row.covered is False else ""),
             _reach(row.range_percent),
         )
+    wide = console.out.options.update(width=_WIDEST)
+    if console.out.measure(table, options=wide).maximum > console.out.width:
+        table.padding = (0, 1, 0, 0)  # closer together, so that no figure is cut
     console.out.print(table)
     console.out.print(
         "low, high: a 90% interval (* missed); ±1%: what step times within 1% change it by, percent",

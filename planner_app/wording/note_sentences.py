@@ -72,6 +72,8 @@ def _no_calibration(f: Mapping[str, Any]) -> list[str]:
 
 
 def _measured(f: Mapping[str, Any]) -> str:
+    if f["windowed"]:
+        return " ".join((_windowed(f), *_no_calibration(f)))
     text = (
         f"On runs of vLLM that fitted nothing, below saturation, the error was up to {f['tpot_percent']}% in "
         f"mean TPOT, {f['e2e_percent']}% in mean E2E and {f['ttft_percent']}% in mean TTFT. Near saturation, "
@@ -81,6 +83,17 @@ def _measured(f: Mapping[str, Any]) -> str:
         f"{f['gpu']}; the model itself was not recorded."
     )
     return " ".join((text, *_no_calibration(f)))
+
+
+def _windowed(f: Mapping[str, Any]) -> str:
+    """The sentences on a model with sliding windows."""
+    return (
+        "Do not rely on these figures or their intervals: on two recorded runs of a model with sliding "
+        f"windows (Gemma 3 4B, vLLM) the forecast was too short by up to {f['tpot_percent']}% in mean TPOT, "
+        f"{f['e2e_percent']}% in mean E2E and {f['ttft_percent']}% in mean TTFT "
+        "(docs/measured-operations.md). Step costs composed of operations that NVIDIA measured with "
+        f"{f['engine']} {f['engine_version']} on {f['gpu']}; the model itself was not recorded."
+    )
 
 
 def _corrected(f: Mapping[str, Any]) -> str:

@@ -221,7 +221,11 @@ class FleetSettings(BaseModel):
                 "fleet: disaggregation needs groups with the roles prefill and decode, and no other"
             )
         if not apart and there - {"both"}:
-            raise BadInput("fleet: a group has a role; add the section `disaggregation`")
+            name = next(name for name, role in roles.items() if role != "both")
+            raise BadInput(
+                f"fleet: group {name} has the role {roles[name]}; add the section `disaggregation`, or leave "
+                "the role out"
+            )
         if apart and (self.incidents or self.scaling or self.rollout):
             raise BadInput("fleet: incidents, scaling and rollout are for fleets without disaggregation")
         return roles

@@ -51,6 +51,8 @@ _QUANTISED = {
 def model(name: str) -> ModelFacts:
     """The model called `name`, or the one whose `config.json` (or its folder) lies at that path.
 
+    A recorded run's `meta.json` may stand for the `config.json` that it holds.
+
     A name may leave out the organisation and fine-tune endings (`-Instruct`, `-it`), and may end in a
     weight format (`-FP8`, `-AWQ`, `-GPTQ-Int4`). Errors: `BadInput` for an unknown name, with the nearest
     ones, and for a file that can't be read, naming the field.
@@ -66,6 +68,12 @@ def model(name: str) -> ModelFacts:
     if facts is not None and dtype:
         return replace(facts, name=name, weight_dtype=dtype, quantized="all")
     raise BadInput(f"unknown model {name!r}; {_nearest(name)}")
+
+
+def recorded_config(described: dict[str, Any]) -> dict[str, Any]:
+    """The `config.json` of a model as a recorded run's `meta.json` describes it, with a `model_type`."""
+    kind = str((described.get("architectures") or [""])[0]).removesuffix("ForCausalLM").lower()
+    return {"model_type": kind or "llama", **described}
 
 
 def _as_path(name: str) -> tuple[Path, bool]:
@@ -138,4 +146,6 @@ def _from_file(path: Path) -> ModelFacts:
     config = read_json(path, _MOST_BYTES, "give a transformers config.json or its folder")
     if not isinstance(config, dict):
         raise BadInput(f"{path}: holds a {type(config).__name__}, not an object; give a config.json")
+    if isinstance(config.get("model"), dict):
+        config = recorded_config(config["model"])
     return model_from_config(config, path.parent.name or path.stem, str(path))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 from pagecast.sim.core.group_spec import unit_tokens
+from pagecast.sim.machine.model_facts import ModelFacts
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -39,5 +40,13 @@ def bytes_per_sequence(lengths: list[int], scenario: Scenario) -> float:
     total = 0.0
     for n, count in zip(unique.tolist(), counts.tolist(), strict=True):
         whole = -(-n // size) * size
-        total += model.kv_bytes_of_sequence(whole, scenario.kv_cache_dtype, tp) * count
+        total += _sequence_bytes(model, whole, scenario) * count
     return total * tp / len(lengths)
+
+
+def _sequence_bytes(model: ModelFacts, tokens: int, scenario: Scenario) -> int:
+    """KV bytes of a sequence on one GPU: windowed layers keep their window, or every token if told so."""
+    dtype, tp = scenario.kv_cache_dtype, scenario.tensor_parallel_size
+    if scenario.disable_hybrid_kv_cache_manager and model.recurrent is None:
+        return model.kv_bytes_per_token(dtype, tp) * tokens
+    return model.kv_bytes_of_sequence(tokens, dtype, tp)

@@ -18,6 +18,7 @@ from pagecast.sim.costs.calibration.choose import AUTO, choose
 from pagecast.sim.costs.calibration.shape import CPU, model_of
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.gpus import GIB
+from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.note import Note
 from pagecast.sim.replay.replicates import Progress, ReplayOf, Spread, Study, few_draws, replay_alone
 from pagecast.sim.replay.simulation import Result, replay
@@ -169,7 +170,7 @@ def scenario_of(run: RecordedRun, costs: str = AUTO, *, transfer: bool = False) 
             "leave out --costs to compare its decisions, or give a run that was recorded on a GPU"
         )
     fields = {
-        "model": str(run.meta.get("model_name") or model_of(run.meta, f"{run.folder}/meta.json").name),
+        "model": _model_of(run),
         "gpu": run.meta["gpu"],
         "profile": str(config.get("profile", "vllm")),
         "costs": costs,
@@ -188,6 +189,17 @@ def scenario_of(run: RecordedRun, costs: str = AUTO, *, transfer: bool = False) 
     }
     scenario = Scenario.make(fields, f"{run.folder}/meta.json")
     return scenario if limits.host is None else _with_host_tier(scenario, limits.host)
+
+
+def _model_of(run: RecordedRun) -> str:
+    """The run's model: its name where that is known here, else the `meta.json` that describes it."""
+    place = f"{run.folder}/meta.json"
+    name = str(run.meta.get("model_name") or model_of(run.meta, place).name)
+    try:
+        find_model(name)
+    except BadInput:
+        return place
+    return name
 
 
 def _with_host_tier(scenario: Scenario, host: HostTierSpec) -> Scenario:

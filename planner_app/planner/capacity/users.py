@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil
+from math import ceil, inf
 from typing import Any, Literal
 
 import numpy as np
@@ -157,6 +157,16 @@ def scaled(trace: Trace, rate: float, most_requests: int) -> Trace:
     return scale(_first(copies, chains, keep), rate)
 
 
+def at_rate(trace: Trace, rate: float) -> Trace:
+    """The trace with its arrivals scaled to so many requests per second. Errors: BadInput."""
+    return scale(trace, rate / requests_per_s(trace))
+
+
+def lasting_at(trace: Trace, rate: float, most_requests: int) -> Trace:
+    """The trace at so many requests per second, repeated as `scaled` says. Errors: BadInput."""
+    return scaled(trace, rate / requests_per_s(trace), most_requests)
+
+
 def _first(trace: Trace, chains: Chains, count: int) -> Trace:
     """The first `count` sessions of a trace."""
     return trace if count >= len(chains.first) else select(trace, np.flatnonzero(chains.chain < count))
@@ -200,6 +210,17 @@ def period(trace: Trace) -> float:
 def requests_per_s(trace: Trace) -> float:
     """A trace's own rate: all requests of the sessions that start in a second."""
     return len(trace) / period(trace)
+
+
+def requests_per_s_of_all(trace: Trace) -> float:
+    """Mean requests per second from a trace's first arrival to its last, if serving takes no time.
+
+    Sessions that pause go on after the last has begun. So this is below `requests_per_s`, far below where
+    sessions last longer than the time in which they begin.
+    """
+    times = nominal_arrival_s(trace)
+    span = float(np.nanmax(times) - np.nanmin(times))
+    return (len(trace) - 1) / span if span else inf
 
 
 def long_s(trace: Trace) -> float:

@@ -62,7 +62,10 @@ def fewest(
     keep it too. Errors: BadInput where the fleet has several groups.
     """
     if len(settings.groups) > 1:
-        raise BadInput("plan: give a fleet of one group; it says how many replicas that group needs")
+        raise BadInput(
+            "plan: give a fleet of one group; it says how many replicas that group needs. For several groups "
+            "or roles, sweep tries numbers of replicas: --set prefill_replicas=1,2 --set replicas=2,4"
+        )
     results: dict[int, tuple[FleetResult, Verdict]] = {}
 
     def holds(count: int) -> bool:

@@ -163,7 +163,7 @@ def tune(
         table,
         recommended,
         reason,
-        notes,
+        (*trace.notes, *notes),
         len(results) == len(jobs),
         costs.name,
         sentence(costs.expected_error()),

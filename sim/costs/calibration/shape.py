@@ -12,7 +12,7 @@ from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.machine.model_config import model_from_config
 from pagecast.sim.machine.model_facts import ModelFacts
-from pagecast.sim.machine.models import known_models
+from pagecast.sim.machine.models import known_models, recorded_config
 from pagecast.sim.machine.models import model as find_model
 
 CPU = "CPU"  # the "GPU" of a run that was recorded without one
@@ -61,9 +61,9 @@ def model_of(meta: dict[str, Any], where: str) -> ModelFacts:
         return find_model(described)
     if not isinstance(described, dict):
         raise BadInput(f"{where}: 'model' must hold the model's config.json")
-    kind = str((described.get("architectures") or [""])[0]).removesuffix("ForCausalLM").lower()
-    config = {"model_type": kind or "llama", **described}
-    facts = model_from_config(config, str(meta.get("model_name") or "a model of its own"), where)
+    facts = model_from_config(
+        recorded_config(described), str(meta.get("model_name") or "a model of its own"), where
+    )
     for name in known_models():
         listed_model = find_model(name)
         if identity(listed_model) == identity(facts):

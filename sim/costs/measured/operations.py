@@ -85,6 +85,11 @@ class Operations:
 
     # -- attention
 
+    @property
+    def windowed(self) -> bool:
+        """Whether some layers attend to a window alone."""
+        return any(window for _, window, _, _ in self._decode)
+
     def decode_seconds(self, n: int, contexts: Floats) -> Floats:
         """Attention of `n` decoding requests in all layers, at each mean context."""
         total = np.zeros(len(contexts))
@@ -101,7 +106,7 @@ class Operations:
         At most the first as a share of their attention, and no more than the second, in context tokens, for
         each token by which the longest context exceeds the mean (`families.fa3`).
         """
-        if not self._packed or any(window for _, window, _, _ in self._decode):
+        if not self._packed or self.windowed:
             return 0.0, 0.0
         kv_heads = self.model.local_kv_heads(self.tp)
         group = max(1, self.model.attention.heads // self.tp // kv_heads)

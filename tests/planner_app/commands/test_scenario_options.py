@@ -135,3 +135,15 @@ def test_help_says_what_each_field_is(field):
     about = Scenario.model_fields[field].description
     assert about is not None
     assert about.split(" (")[0][:40] in " ".join(text.split())
+
+
+def loaded_at(rate: float) -> Any:
+    """The bundled chat sample at a rate."""
+    trace, _ = load("chat", ScenarioArguments(reading={"rate": rate, "limit": 600}))
+    return trace
+
+
+def test_a_rate_that_pauses_keep_from_being_reached_is_told() -> None:
+    (note,) = loaded_at(100).notes
+    assert "--rate 100 is not reached" in note
+    assert loaded_at(2).notes == ()

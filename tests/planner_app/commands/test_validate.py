@@ -66,6 +66,16 @@ def test_the_report_counts_the_measurements_inside_in_one_way(one_token, capsys,
     assert f"{text} measurements" in page and f"{text} intervals hold the measurement" in page
 
 
+def test_no_figure_is_cut_where_the_output_has_80_columns(capsys):
+    recorded = Path(__file__).parents[2] / "engine" / "recorded" / "h200j-qwen3-0.6b-fp8-rag"
+    assert run(["validate", str(recorded), "--costs", "roofline", "--replicates", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "\u2026" not in out
+    table = [line for line in out.splitlines() if line.startswith(("TTFT", "TPOT", "E2E"))]
+    assert len(table) == 15
+    assert all(len(line) <= 80 and len(line.split()) == 9 for line in table)
+
+
 @pytest.mark.parametrize("costs", ["roofline", "auto"])
 def test_a_run_on_a_cpu_is_not_forecast(one_token, costs, capsys):
     (one_token / "meta.json").write_text(json.dumps({**META, "gpu": "CPU"}))

@@ -42,6 +42,18 @@ def test_a_price_is_that_of_the_fleets_gpus(capsys):
     assert size["cost"] == pytest.approx(0.5 * size["gpu_hours"])
 
 
+def test_a_plan_at_a_rate_repeats_a_trace_whose_sessions_pause(capsys):
+    """Scaled alone, 60 requests of sessions that go on for minutes never come at that rate."""
+    options = ["--gpu", "L4", "--costs", "roofline", "--limit", "60", "--slo", "ttft_p90<2s"]
+    answers = []
+    for rate in ([], ["--rate", "8"]):
+        assert run(["plan", "chat", *options, *rate, "--router", "session"]) == 0
+        answers.append(capsys.readouterr().out)
+    own, scaled = (int(text.split(" requests")[0].split()[-1].replace(",", "")) for text in answers)
+    assert own == 60 and scaled > 300
+    assert "is not reached" not in answers[1]
+
+
 def test_plan_compares_routers_and_writes_the_smallest_fleet(capsys, tmp_path):
     out = tmp_path / "run.sh"
     options = [

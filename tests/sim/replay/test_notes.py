@@ -6,8 +6,10 @@ import pytest
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
+from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.replay import replay
 from pagecast.sim.replay.notes import most_blocks
+from pagecast.sim.replay.windows import bytes_per_sequence
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 
@@ -23,6 +25,22 @@ def test_blocks_of_a_model_that_keeps_every_token_are_held_against_the_memory_fo
     """Blocks have twice the bytes where no layer forgets what is outside its window."""
     assert "blocks_beyond_memory" not in codes(num_gpu_blocks=150_000)
     assert "blocks_beyond_memory" in codes(num_gpu_blocks=150_000, disable_hybrid_kv_cache_manager=True)
+
+
+def test_a_sequence_takes_more_bytes_where_no_layer_forgets_what_is_outside_its_window() -> None:
+    windows, whole = (
+        Scenario(**WINDOWS, disable_hybrid_kv_cache_manager=every_token) for every_token in (False, True)
+    )
+    model = find_model(WINDOWS["model"])
+    assert bytes_per_sequence([4099], whole) == 4112 * model.kv_bytes_per_token()
+    assert bytes_per_sequence([4099], windows) < 0.6 * bytes_per_sequence([4099], whole)
+
+
+def test_forecasts_of_models_with_windows_are_told_not_to_be_relied_on() -> None:
+    text = sentence(Scenario(**{**WINDOWS, "costs": "measured"}).step_costs().expected_error())
+    assert text.startswith("Do not rely on these figures")
+    plain = Scenario(model="Qwen/Qwen3-8B", gpu="H100", costs="measured")
+    assert sentence(plain.step_costs().expected_error()).startswith("On runs of vLLM")
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ _JUDGE = (
     PUBLIC / "mooncake_conv",
     PUBLIC / "azure_priority_tight",
     MODELS / "vllm-h200-qwen3-30b-a3b-mooncake",
+    MODELS / "vllm-h200-qwen3-32b-tp2-azure",
     MODELS / "vllm-h200-qwen3-32b-tp2-azure-third",
     MODELS / "vllm-h100-qwen3-8b-azure-async-second",
     OWN / "h100j-qwen3-8b-azure-sync",

@@ -66,6 +66,16 @@ def test_the_block_count_is_predicted_within_half_a_percent(name: str) -> None:
     assert abs(count.predicted / count.measured - 1) < 0.005
 
 
+def test_a_model_without_a_name_is_forecast_from_the_runs_description() -> None:
+    run = RecordedRun.load(RUNS / "vllm-h200-gemma-3-4b-mooncake")
+    layout = scenario_of(run).layout()
+    assert {spec.window for spec in layout.specs} == {0, 1024}  # of full layers and of windowed ones
+    result = forecast(run, "roofline", replicates=0)
+    assert result.predicted.figures()["makespan_s"] == pytest.approx(
+        result.measured.figures()["makespan_s"], rel=0.25
+    )
+
+
 def test_a_forecast_speculates_as_the_recorded_run_did() -> None:
     run = RecordedRun.load(RUNS / "vllm-h200-qwen3-8b-ngram-azure")
     result = forecast(run, "auto", replicates=0)

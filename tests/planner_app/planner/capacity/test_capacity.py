@@ -7,7 +7,14 @@ from hypothesis import strategies as st
 from pagecast.planner_app.planner.capacity.bisection import GROWTH, interval, largest, settle, width_error
 from pagecast.planner_app.planner.capacity.lasting import Lasting, serve_long
 from pagecast.planner_app.planner.capacity.planning import plan
-from pagecast.planner_app.planner.capacity.users import Load, requests_per_s, serve
+from pagecast.planner_app.planner.capacity.users import (
+    Load,
+    at_rate,
+    lasting_at,
+    requests_per_s,
+    requests_per_s_of_all,
+    serve,
+)
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.costs.step_costs import FEMTO, DecodeLine
 from pagecast.sim.scenario import Scenario
@@ -285,3 +292,19 @@ def test_think_time_lets_more_users_in():
     assert "rate" not in result.answers
     assert "start at once" in result.notes[0]
     assert result.answers["users"].value > 1.3 * result.concurrency.value
+
+
+def test_a_trace_whose_sessions_pause_lasts_at_the_rate_that_is_asked_for():
+    sessions = range(0, 60, 3)
+    rows = {
+        "arrival_s": [row / 3 if row in sessions else np.nan for row in range(60)],
+        "input_tokens": [10] * 60,
+        "output_tokens": [5] * 60,
+        "session": [str(row // 3) for row in range(60)],
+        "after": [-1 if row in sessions else row - 1 for row in range(60)],
+        "gap_s": [np.nan if row in sessions else 20.0 for row in range(60)],
+    }
+    trace = Trace("pauses", table(rows))
+    assert requests_per_s_of_all(at_rate(trace, 30.0)) < 2
+    lasting = lasting_at(trace, 30.0, most_requests=40_000)
+    assert requests_per_s_of_all(lasting) == pytest.approx(30, rel=0.15)
