@@ -264,7 +264,7 @@ class Replica:
         transfers.begin(None, now, self._device_free)
         ends = [transfers.next_ns]
         if self.disk is not None:
-            ends += [self.disk.next_ns, now + max(self._host_ns(1), 1) if self.disk.disk.asked else None]
+            ends += [self.disk.next_ns, now + max(self._host_ns(1), 1) if self.disk.disk.has_news else None]
             self._check_progress(self.disk, now)
         goal = max(now, min(self.arrivals.next_ns, *(end for end in ends if end is not None)))
         others = self.env._queue

@@ -98,6 +98,11 @@ class Disk:
         """Whether a job is under way or its end not taken note of, or a question open."""
         return bool(self.jobs or self.lookups.open or self.asked)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether the next step may learn something: an answer, or that a job has ended."""
+        return self.asked or bool(self._endings)
+
     def names(self) -> Iterator[int]:
         """Every name that has a file, gets one, or is read."""
         yield from self.stored
