@@ -9,10 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from pagecast.traces.blocks import block_ids, block_runs
-from pagecast.traces.prefixes import SCOPE, paths
-from pagecast.traces.readers.mooncake import BLOCK_TOKENS
-from pagecast.traces.schema import Ints, Spans, Trace
+from pagecast.traces.prefixes import paths
+from pagecast.traces.readers.mooncake import BLOCK_TOKENS, TRACE_COLUMNS
+from pagecast.traces.schema import COLUMNS, DEFAULTS, Ints, Spans, Trace
+
+# What is lost of these is reported in other words.
+_REPORTED_APART = ("n", "output_content", "output_offset")
 
 
 def csv_lines(trace: Trace) -> tuple[Iterator[bytes], list[str]]:
@@ -57,7 +61,8 @@ def _mooncake_rows(trace: Trace, ids: Ints, begins: Ints) -> Iterator[bytes]:
 
 
 def _mooncake_losses(trace: Trace, ids: Ints, begins: Ints) -> list[str]:
-    losses = [f"the column {name}" for name in (*SCOPE, "cancel_after_s") if name in trace.requests]
+    kept = (*TRACE_COLUMNS, *_REPORTED_APART)
+    losses = [f"the column {name}" for name in COLUMNS if name not in kept and _is_used(trace, name)]
     if "after" in trace.requests and not _follow_their_sessions(trace):
         losses.append("turns that follow another than their session's last one")
     if trace.token_ids is not None:
@@ -72,6 +77,17 @@ def _mooncake_losses(trace: Trace, ids: Ints, begins: Ints) -> list[str]:
     if finer:
         losses.append(f"sharing finer than {BLOCK_TOKENS} tokens ({finer:,} shared tokens)")
     return losses
+
+
+def _is_used(trace: Trace, name: str) -> bool:
+    """Whether a column says of any request what its default does not."""
+    if name not in trace.requests:
+        return False
+    values, default = trace.requests[name], DEFAULTS[name]
+    stated = values[values.notna()]
+    if pd.isna(default):
+        return len(stated) > 0
+    return bool((stated != default).any())
 
 
 def _follow_their_sessions(trace: Trace) -> bool:

@@ -1,6 +1,8 @@
 """Written traces are read back equal, or the writer names the loss."""
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.prefixes import paths
 from pagecast.traces.read import read
-from pagecast.traces.schema import Trace, table
+from pagecast.traces.schema import DEFAULTS, Trace, table
 from pagecast.traces.write import write
 
 from .making import prompt_tokens, trace_of, traces
@@ -110,6 +112,37 @@ def test_mooncake_form_keeps_sessions_and_says_what_is_finer(tmp_path: Path) -> 
     back, chat = read(tmp_path / "t.jsonl"), read("chat")
     for name in ("arrival_s", "input_tokens", "output_tokens", "session", "after", "gap_s"):
         pd.testing.assert_series_equal(back.requests[name], chat.requests[name])
+
+
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("tenant", ["a", "b", "a"]),
+        ("multimodal", ["cat@0+4", None, None]),
+        ("public_tokens", [0, 0, 3]),
+        ("retention", [None, "0-4:80", None]),
+        ("retry", [0, 0, 1]),
+        ("cancel_after_s", [math.nan, 5.0, math.nan]),
+        ("salt", ["x", None, None]),
+    ],
+)
+def test_mooncake_form_names_each_column_that_it_loses(
+    tmp_path: Path, column: str, values: list[object]
+) -> None:
+    whole = trace_of([[], [], []], input_tokens=[5, 5, 5])
+    with_column = replace(whole, requests=whole.requests.assign(**{column: values}))
+    with pytest.raises(BadInput, match=f"mooncake can't hold the column {column}; "):
+        write(with_column, tmp_path / "t.jsonl", "mooncake")
+    unused = replace(whole, requests=whole.requests.assign(**{column: DEFAULTS[column]}))
+    write(unused, tmp_path / "t.jsonl", "mooncake")
+
+
+def test_fields_that_mooncake_does_not_have_are_named(tmp_path: Path) -> None:
+    line = {"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}
+    (tmp_path / "t.jsonl").write_text(json.dumps(line | {"user": "a", "colour": 3}) + "\n")
+    assert read(tmp_path / "t.jsonl").notes == (
+        "fields that are not part of the format are ignored: colour, user",
+    )
 
 
 def test_the_published_mooncake_trace_survives_its_own_form(tmp_path: Path, shared: Path) -> None:

@@ -16,6 +16,18 @@ from pagecast.traces.schema import Trace
 from pagecast.traces.source import Source
 
 BLOCK_TOKENS = 512
+TRACE_COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "priority", "session", "after", "gap_s")
+"""Columns of a trace that the format has."""
+
+_FIELDS = {
+    "timestamp",
+    "input_length",
+    "output_length",
+    "hash_ids",
+    "priority",
+    "session_id",
+    "delay",
+}
 
 
 def read(
@@ -23,13 +35,13 @@ def read(
 ) -> Trace:
     """Reads the file; `block_tokens` is how many tokens a hash id names (512 unless given)."""
     block_tokens = block_tokens or BLOCK_TOKENS
-    rows = RequestRows(
-        source, ("arrival_s", "input_tokens", "output_tokens", "priority", "session", "after", "gap_s")
-    )
+    rows = RequestRows(source, TRACE_COLUMNS)
     spans = BlockSpans(block_tokens)
     shared = False
     last_turn: dict[str, int] = {}
+    ignored: dict[str, None] = {}
     for record in records(source, limit):
+        ignored |= dict.fromkeys(record.values.keys() - _FIELDS)
         input_tokens = record.whole("input_length")
         if record.values.get("hash_ids"):
             shared = True
@@ -40,7 +52,13 @@ def read(
         arrival, session, after, gap = _when(record, last_turn, len(rows))
         output_tokens = record.whole("output_length")
         rows.add(record.line, arrival, input_tokens, output_tokens, priority, session, after, gap)
-    trace = rows.finish(spans.finish() if shared else None, sort=sort, time_field="timestamp")
+    notes = [f"fields that are not part of the format are ignored: {', '.join(sorted(ignored))}"]
+    trace = rows.finish(
+        spans.finish() if shared else None,
+        sort=sort,
+        time_field="timestamp",
+        notes=notes if ignored else (),
+    )
     return replace(trace, block_tokens=block_tokens) if shared else trace
 
 

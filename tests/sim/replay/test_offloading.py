@@ -173,7 +173,8 @@ def test_fast_forward_changes_nothing_with_a_disk(async_scheduling):
 def test_a_replay_ends_where_the_end_of_the_last_store_to_disk_comes_after_its_last_step(tmp_path):
     path = tmp_path / "few.jsonl"
     path.write_text(
-        '{"arrival_s": 4.591787, "spans": [[0, 0, 16], [1, 0, 15]], "input_tokens": 31, "output_tokens": 147}\n'
+        '{"arrival_s": 4.591787, "spans": [[0, 0, 16], [1, 0, 15]], "input_tokens": 31, '
+        '"output_tokens": 147}\n'
         '{"arrival_s": 29.407115, "spans": [[0, 0, 64], [2, 0, 16]], "input_tokens": 80, "output_tokens": 1, '
         '"n": 3}\n'
     )
