@@ -66,6 +66,7 @@ def find_problem(trace: Trace) -> Problem | None:
         or (None if trace.spans is None else _spans(trace, trace.spans))
         or _token_ids(trace)
         or _texts(trace)
+        or _accepted_drafts(trace)
     )
 
 
@@ -171,6 +172,18 @@ def _texts(trace: Trace) -> Problem | None:
         for row in np.flatnonzero(texts.notna()).tolist():
             if problem := _refusal(multimodal_items, texts.iloc[row], int(tokens[row])):
                 return Problem(row, "multimodal", problem)
+    return None
+
+
+def _accepted_drafts(trace: Trace) -> Problem | None:
+    """The first row that accepts more draft tokens than it makes; the texts have their columns' forms."""
+    if not {"drafts", "accepted_drafts"} <= set(trace.requests):
+        return None
+    made, accepted = trace.requests["drafts"], trace.requests["accepted_drafts"]
+    for row in np.flatnonzero(made.notna() & accepted.notna()).tolist():
+        most, count = sum(draft_numbers(made.iloc[row])), sum(draft_numbers(accepted.iloc[row]))
+        if count > most:
+            return Problem(row, "accepted_drafts", f"{count} accepted of {most} in drafts; correct the line")
     return None
 
 

@@ -8,9 +8,27 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from pagecast.sim.core.errors import check_given_once
 from pagecast.traces.source import MAX_LINE_BYTES, MIB, Source
 
 _BLANK_LINES = 1000
+
+
+class _GivenTwice(Exception):
+    """A field stands twice in an object; the message says which, and what to do."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            check_given_once(name, seen, f"the field {name}", error=_GivenTwice)
+            seen.add(name)
+    return values
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 class Record:
@@ -100,14 +118,16 @@ def items(source: Source, limit: int | None = None) -> Iterator[Record]:
 
     Raises BadInput like `records`, and for an item of more than 64 MiB.
     """
-    decoder, count, text, at, chunk = json.JSONDecoder(), 0, "", 0, MIB
+    count, text, at, chunk = 0, "", 0, MIB
     with source.open() as stream, io.TextIOWrapper(stream, "utf-8-sig") as reader:
         while limit is None or count < limit:
             at = _skip(text, at, "[," if count == 0 else ",")
             if at < len(text) and text[at] == "]":
                 return
             try:
-                value, at = decoder.raw_decode(text, at)
+                value, at = _DECODER.raw_decode(text, at)
+            except _GivenTwice as error:
+                raise source.fail(f"item {count + 1}: {error}") from None
             except (ValueError, RecursionError) as error:
                 text, at = text[at:], 0
                 more = _more(source, reader, chunk, count)
@@ -137,7 +157,10 @@ def _more(source: Source, reader: io.TextIOWrapper, size: int, count: int) -> st
 
 def _parse(source: Source, number: int, line: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(line.rstrip(b"\r\n"))  # the end of the line would count as column 1 of the next
+        # The end of the line would count as column 1 of the next.
+        value = _DECODER.decode(line.rstrip(b"\r\n").decode("utf-8-sig"))
+    except _GivenTwice as error:
+        raise source.fail(str(error), number) from None
     except UnicodeDecodeError:
         raise source.fail("not UTF-8; convert the file to UTF-8", number) from None
     except json.JSONDecodeError as error:

@@ -80,6 +80,10 @@ def test_times_out_of_order_name_the_line_and_the_remedy(tmp_path: Path) -> None
         (mooncake()[:-20], ", line 3: broken JSON"),
         (mooncake() + b'{"timestamp": 1', ", line 4: broken JSON"),
         (mooncake() + b"[1, 2]\n", ", line 4: [1, 2] is no JSON object"),
+        (
+            mooncake() + b'{"timestamp": 1, "input_length": 5, "input_length": 50}\n',
+            ", line 4: the field input_length is given twice; keep one",
+        ),
         (mooncake() + b'{"timestamp": "\xff"}\n', ", line 4: not UTF-8"),
         (mooncake() + b'{"timestamp": ' + b"9" * 5000 + b"}\n", ", line 4: unreadable JSON"),
         (mooncake() + b"\n" * 2000, "blank lines"),
@@ -383,6 +387,21 @@ def test_a_column_with_a_form_of_its_own_is_checked_where_it_is_read(
     data = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
     assert f", line 2, field {field}: " in (message := refusal(tmp_path, data))
     assert words in message
+
+
+def test_no_more_drafts_are_accepted_than_are_made(tmp_path: Path) -> None:
+    lines = [
+        {**OWN, "drafts": "3 0", "accepted_drafts": "2 1"},
+        {**OWN, "drafts": "3", "accepted_drafts": "5"},
+    ]
+    message = refusal(tmp_path, b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    assert message.endswith(", line 2, field accepted_drafts: 5 accepted of 3 in drafts; correct the line")
+
+
+def test_a_field_given_twice_in_an_item_of_a_json_array_is_refused(tmp_path: Path) -> None:
+    turns = '"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]'
+    message = refusal(tmp_path, f'[{{"id": "x", {turns}, "id": "y"}}]'.encode(), tokenizer=str.split)
+    assert "item 1: the field id is given twice; keep one" in message
 
 
 @pytest.mark.parametrize("kind", ["agents", "sharegpt"])
