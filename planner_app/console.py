@@ -109,10 +109,18 @@ def progress(title: str, total: int) -> Iterator[Any]:
         bar.stop()
 
 
-def check_place(option: str, path: Path) -> None:
-    """Errors: BadInput where the folder that `path` is to be written into is missing: before any work."""
+def check_place(option: str, path: Path, *endings: str) -> None:
+    """Before any work. Errors: BadInput where the file `path` can't be written, or has none of the `endings`.
+
+    Endings keep a slip from overwriting another file, as the trace that is replayed. Any will do where none
+    are given, and for what is no regular file.
+    """
     if not path.parent.is_dir():
         raise BadInput(f"{option} {path}: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise BadInput(f"{option} {path}: is a folder; name a file")
+    if endings and not path.name.endswith(endings) and (path.is_file() or not path.exists()):
+        raise BadInput(f"{option} {path}: the ending is not known; name a file {' or '.join(endings)}")
 
 
 def check_folder(option: str, path: Path) -> None:

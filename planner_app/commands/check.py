@@ -51,9 +51,10 @@ def check_command(
     the mean difference lies beyond what the scenario allows.
     """
     start = time.perf_counter()
-    for option, path in (("--junit", junit), ("--markdown", markdown)):
-        if path is not None:
-            console.check_place(option, path)
+    if junit is not None:
+        console.check_place("--junit", junit, ".xml")
+    if markdown is not None:
+        console.check_place("--markdown", markdown)
     file = load_check(scenario)
     if baseline is not None and not file.check.regression:
         raise BadInput(f"{scenario}: has no check.regression, so there is nothing to compare with a baseline")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from pagecast.planner_app import console
 from pagecast.planner_app.reports.looks import SCRIPT, STYLE
-from pagecast.sim.core.errors import BadInput, CannotRunHere
+from pagecast.sim.core.errors import CannotRunHere
 from pagecast.traces.write import replacing
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ class Section:
 
 def ready(option: str, path: Path) -> None:
     """Before any work: Errors: BadInput where the report can't be written, CannotRunHere without plotly."""
-    console.check_place(option, path)
-    if path.is_dir():
-        raise BadInput(f"{option} {path}: is a folder; name a file")
+    console.check_place(option, path, ".html", ".htm")
     try:
         import plotly  # noqa: F401
     except ImportError:

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from pagecast.planner_app import console
-from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.simulation import FleetResult
 from pagecast.sim.replay import Result
 from pagecast.traces.write import replacing
@@ -36,11 +35,7 @@ TableRow = dict[Any, Any]  # of a table, by column
 
 def ready(option: str, path: Path) -> None:
     """Before any work: Errors: BadInput where the trace can't be written, or its ending is not known."""
-    console.check_place(option, path)
-    if path.is_dir():
-        raise BadInput(f"{option} {path}: is a folder; name a file")
-    if not path.name.endswith(_ENDINGS) and not (path.exists() and not path.is_file()):
-        raise BadInput(f"{option} {path}: the ending is not known; name a file {' or '.join(_ENDINGS)}")
+    console.check_place(option, path, *_ENDINGS)
 
 
 def write_perfetto(result: Result, path: Path) -> int:

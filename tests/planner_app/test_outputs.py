@@ -83,6 +83,24 @@ def test_an_ending_that_perfetto_does_not_know_is_refused_before_the_replay(
     assert "the ending is not known; name a file .json or .json.gz" in message
 
 
+@pytest.mark.parametrize(
+    ("command", "endings"),
+    [
+        (["replay", "{file}", "--report", "{file}"], ".html or .htm"),
+        (["check", "--scenario", "{file}", "--junit", "{file}"], ".xml"),
+    ],
+)
+def test_a_report_does_not_overwrite_what_it_is_made_from(
+    command: list[str], endings: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("plotly")
+    path = tmp_path / "input.yaml"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,5,5\n")
+    message = refused([part.format(file=path) for part in command], capsys)
+    assert f"{path}: the ending is not known; name a file {endings}" in message
+    assert path.read_text().startswith("arrival_s")
+
+
 @pytest.mark.parametrize("value", [".nan", ".inf"])
 @pytest.mark.parametrize("field", ["limits: {ttft_s.p99: {max: %s}}", "regression: {ttft_s.p99: %s}"])
 def test_a_limit_that_is_no_number_is_bad_input(
