@@ -138,9 +138,10 @@ class _WatchedArrivals(Arrivals):
         return arrival
 
     def ended(self, row: int, now: int) -> None:
-        """An end, noted."""
-        self._end_times[row] = now
-        self._inside -= 1
+        """An end, noted; a retry that was not needed ends too, but never came."""
+        if np.isfinite(self._came[row]):
+            self._end_times[row] = now
+            self._inside -= 1
         super().ended(row, now)
 
     @property

@@ -450,7 +450,12 @@ def _notes(
     texts = [*trace.notes]
     if len(work) < len(trace):
         texts.append(f"planned with the first {len(work):,} of {len(trace):,} requests, whole sessions")
-    rate = answers.get("rate")
+    rate, retries = answers.get("rate"), int(work.integers("retry").sum())
+    if rate is not None and retries:
+        texts.append(
+            f"request rates count the {retries:,} retries of this trace, "
+            "which are sent only where they are needed"
+        )
     if rate is not None and rate.at is not None:
         texts.append(
             f"the highest request rate was tried on a long load: {len(work):,} requests repeated, "

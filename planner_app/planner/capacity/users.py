@@ -31,6 +31,7 @@ from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import mix, scale, select
 from pagecast.traces.schema import Trace, nominal_arrival_s, table
 
+Floats = npt.NDArray[np.float64]
 LoadKind = Literal["concurrency", "rate", "users"]
 LEAST_TURNS = 4  # sessions for each user of a closed loop, the first of which is warm-up
 WARM_UP = 0.1  # of a scaled trace's time
@@ -101,21 +102,23 @@ def serve(
         clients = partial(ClosedLoop, users=users, think_s=think_s, seed=scenario.seed)
     result = replay(work, scenario, costs=costs, arrivals=clients, keep_steps=keep_steps)
     chains, requests = Chains.of(work), result.requests
+    arrival, finished = (_by_row(requests, name, len(work)) for name in ("arrival_s", "finished_s"))
     if load.kind == "rate":
-        start, end = _settled_at_a_rate(requests, chains)
+        start, end = _settled_at_a_rate(arrival, chains)
     else:
-        start, end = _settled_with_users(requests, chains, int(load.amount))
+        start, end = _settled_with_users(arrival, finished, chains, int(load.amount))
     within = _within(requests["arrival_s"].to_numpy(np.float64), start, end)
     measured = requests[within] if within.any() else requests
     kept_up = None
     if load.kind == "rate":
-        offered = int(_within(nominal_arrival_s(work), start, end).sum())
+        sent = np.isfinite(arrival)
+        offered = int(_within(nominal_arrival_s(work)[sent], start, end).sum())
         endings = _within(requests["finished_s"].to_numpy(np.float64), start, end).sum()
         kept_up = float(endings / max(offered, 1))
     return LoadReplay(result, measured, start, end, kept_up)
 
 
-def _within(times: npt.NDArray[np.float64], start: float, end: float) -> npt.NDArray[np.bool_]:
+def _within(times: Floats, start: float, end: float) -> npt.NDArray[np.bool_]:
     return np.asarray((times >= start) & (times <= end), dtype=np.bool_)
 
 
@@ -225,27 +228,35 @@ def requests_per_s_of_all(trace: Trace) -> float:
 
 def long_s(trace: Trace) -> float:
     """How long a trace's long sessions last if serving takes no time; 0 for single requests."""
-    chains, nominal = Chains.of(trace), nominal_arrival_s(trace)
-    return float(np.percentile(_ends(chains, nominal) - nominal[chains.first], _LONG))
+    begins, ends = _spans(Chains.of(trace), nominal_arrival_s(trace))
+    return float(np.percentile(ends - begins, _LONG))
 
 
-def _ends(chains: Chains, times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The last time of each chain's rows."""
-    last = np.zeros(len(chains.first))
-    np.maximum.at(last, chains.chain, np.nan_to_num(times))
-    return last
+def _by_row(requests: pd.DataFrame, name: str, rows: int) -> Floats:
+    """A column of served requests for all rows of their trace; NaN for retries that were not sent."""
+    times = np.full(rows, np.nan)
+    times[requests["row"].to_numpy()] = requests[name].to_numpy(np.float64)
+    return times
 
 
-def _settled_at_a_rate(requests: pd.DataFrame, chains: Chains) -> tuple[float, float]:
-    arrival: npt.NDArray[np.float64] = requests["arrival_s"].to_numpy(np.float64)
-    begins = arrival[chains.first]
+def _spans(chains: Chains, times: Floats) -> tuple[Floats, Floats]:
+    """The first and the last time of each chain that has one, in the order of the chains."""
+    first, last = (np.full(len(chains.first), np.nan) for _ in range(2))
+    np.fmin.at(first, chains.chain, times)
+    np.fmax.at(last, chains.chain, times)
+    sent = np.isfinite(first)
+    return first[sent], last[sent]
+
+
+def _settled_at_a_rate(arrival: Floats, chains: Chains) -> tuple[float, float]:
+    begins, ends = _spans(chains, arrival)
     first, last = float(begins.min()), float(begins.max())
-    long = float(np.percentile(_ends(chains, arrival) - begins, _LONG))
+    long = float(np.percentile(ends - begins, _LONG))
     return first + max(WARM_UP * (last - first), min(long, (last - first) / 2)), last
 
 
-def _settled_with_users(requests: pd.DataFrame, chains: Chains, users: int) -> tuple[float, float]:
-    ends = _ends(chains, requests["finished_s"].to_numpy(np.float64))
-    taken_s = float(requests["arrival_s"].to_numpy(np.float64)[chains.first].max())
+def _settled_with_users(arrival: Floats, finished: Floats, chains: Chains, users: int) -> tuple[float, float]:
+    taken_s = float(_spans(chains, arrival)[0].max())
+    ends = _spans(chains, finished)[1]
     warm = min(users, len(ends)) - 1
     return min(float(np.partition(ends, warm)[warm]), taken_s), taken_s
