@@ -6,7 +6,7 @@ workload.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -76,6 +76,17 @@ def _figures(summary: dict[str, Any]) -> dict[str, float]:
         elif isinstance(value, int | float) and name not in _NOT_FORECAST:
             figures[name] = float(value)
     return figures
+
+
+def absent(name: str) -> float:
+    """The value of a figure that a draw lacks: 0 for rejections of one reason, NaN for all others."""
+    return 0.0 if name.startswith("rejected_reasons.") else float("nan")
+
+
+def by_name(draws: Sequence[dict[str, float]]) -> dict[str, list[float]]:
+    """Every figure that any draw has, with one value for each draw (`absent` where it lacks it)."""
+    names = dict.fromkeys(name for draw in draws for name in draw)
+    return {name: [draw.get(name, absent(name)) for draw in draws] for name in names}
 
 
 def with_intervals(summary: dict[str, Any], spread: Spread) -> dict[str, Any]:
@@ -166,8 +177,8 @@ class Study:
         figures = list(_watched(self._all(jobs, workers), progress))
         near, draws = figures[: len(factors)], figures[len(factors) :]
         low, high, middle = {}, {}, {}
-        for name in draws[0] if draws else ():
-            values = np.array([draw[name] for draw in draws])
+        for name, drawn in by_name(draws).items():
+            values = np.array(drawn)
             values = values[np.isfinite(values)]
             if len(values) >= min(LEAST, count):
                 bounds = np.percentile(values, (LOW, HIGH), method="weibull")
@@ -216,8 +227,8 @@ def _sensitivity(
     """`Spread.sensitivity` and `Spread.reach`, of the figures at `STEP_TIMES`, without NaN."""
     change = 100 * (np.array([*STEP_TIMES, 1.0]) - 1)
     slopes, reach = {}, {}
-    for name, middle in point.items() if near else ():
-        values = np.array([*(figures[name] for figures in near), middle])
+    for name, drawn in by_name([*near, point]).items() if near else ():
+        values, middle = np.array(drawn), drawn[-1]
         if np.ptp(values) == 0:
             slopes[name], reach[name] = 0.0, (0.0, 0.0)
         elif middle and np.isfinite(values).all():

@@ -22,7 +22,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.choose import AUTO
 from pagecast.sim.documents import read_text
 from pagecast.sim.machine.memory import DEFAULT_GPU_MEMORY_UTILIZATION
-from pagecast.sim.replay.replicates import ReplicateJob, Study
+from pagecast.sim.replay.replicates import ReplicateJob, Study, by_name
 from pagecast.sim.replay.resample import resample
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
@@ -86,7 +86,7 @@ def draws(
     """All figures of `count` replays, each with costs and a workload drawn anew; equal seeds, equal draws."""
     study = Study(trace, scenario, scenario.seed, resample)
     rows = run.map(study.run, [ReplicateJob(index) for index in range(count)], progress)
-    return {name: [_finite_or_none(row[name]) for row in rows] for name in rows[0]}
+    return {name: [_finite_or_none(value) for value in values] for name, values in by_name(rows).items()}
 
 
 def _finite_or_none(value: float) -> float | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from math import copysign, inf, sqrt
+from math import copysign, inf, isnan, sqrt
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from pagecast.planner_app.planner.gate.check_file import Bound, CheckFile
 from pagecast.planner_app.wording.figures import shown
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result
-from pagecast.sim.replay.replicates import summary_figures
+from pagecast.sim.replay.replicates import absent, summary_figures
 from scipy import stats
 
 CONFIDENCE = 0.9
@@ -158,11 +158,19 @@ def regressions(file: CheckFile, before: FigureDraws, after: FigureDraws) -> lis
     """Every figure that may not get worse, against the baseline's. Errors: BadInput for one it lacks."""
     findings = []
     for name, allowed in file.check.regression.items():
-        if name not in before:
+        old, new = (_draws_of(name, draws) for draws in (before, after))
+        if old is None or new is None:
             raise BadInput(f"the baseline has no figure {name!r}; write it again with --write-baseline")
-        change = paired(before[name], after[name])
+        change = paired(old, new)
         findings.append(_regression(name, allowed, change, file.check.undecided == "fail"))
     return findings
+
+
+def _draws_of(name: str, draws: FigureDraws) -> list[float | None] | None:
+    """A figure's draws; None where there are none, and that does not mean 0 in each."""
+    if name in draws or isnan(absent(name)):
+        return draws.get(name)
+    return [absent(name)] * max(map(len, draws.values()), default=0)
 
 
 def paired(before: list[float | None], after: list[float | None]) -> Change | None:

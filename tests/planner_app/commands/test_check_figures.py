@@ -1,0 +1,53 @@
+"""`pagecast check`: figures that not every draw has, and which way each figure gets worse."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import yaml
+from pagecast.planner_app.cli import run
+from pagecast.traces.schema import Trace, table
+from pagecast.traces.write import write
+
+REASON = "rejected_reasons.prompt + output tokens exceed max_model_len 16000"
+
+
+def scenario(folder: Path, check: dict, **fields: object) -> str:
+    path = folder / "check.yaml"
+    body = {"costs": "roofline", "num_gpu_blocks": 3000, **fields, "check": {"draws": 6, **check}}
+    path.write_text(yaml.safe_dump(body))
+    return str(path)
+
+
+def checked(file: str, *arguments: object) -> int:
+    return run(["check", "--workers", "1", "--scenario", file, *map(str, arguments)])
+
+
+def with_long(folder: Path, places: slice) -> str:
+    """A request each second, some of them longer than the model takes."""
+    prompts = np.full(60, 500)
+    prompts[places] = 20_000
+    columns = {"arrival_s": np.arange(60.0), "input_tokens": prompts, "output_tokens": np.full(60, 20)}
+    write(Trace("long", table(columns)), folder / "long.jsonl")
+    return str(folder / "long.jsonl")
+
+
+def test_a_reason_of_rejection_that_not_every_draw_has_is_compared(tmp_path, capsys):
+    check = {"trace": with_long(tmp_path, slice(30, 31)), "regression": {REASON: 0, "ttft_s.p99": 5}}
+    file, base = scenario(tmp_path, check, max_model_len=16_000, seed=1), tmp_path / "base"
+    assert checked(file, "--write-baseline", base) == 0
+    counts = json.loads((base / "baseline.json").read_text())["figures"][REASON]
+    assert 0 in counts and sum(counts) > 0
+    assert checked(file, "--baseline", base) == 0
+    assert "all 2 checks hold" in capsys.readouterr().out
+
+
+def test_a_reason_that_no_draw_of_the_baseline_has_was_none_then(tmp_path, capsys):
+    check, base = {"trace": with_long(tmp_path, slice(0, 60, 5))}, tmp_path / "base"
+    before = scenario(tmp_path, {**check, "regression": {"rejected": 0}}, max_model_len=32_000)
+    assert checked(before, "--write-baseline", base) == 0
+    file = scenario(tmp_path, {**check, "regression": {REASON: 0}}, max_model_len=16_000)
+    assert checked(file, "--baseline", base, "--json") == 1
+    body = capsys.readouterr().out
+    finding = json.loads(body[body.index("{") :])["checks"][0]
+    assert finding["numbers"]["baseline"] == 0 < finding["numbers"]["value"]
