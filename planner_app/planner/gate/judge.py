@@ -16,6 +16,7 @@ from math import copysign, inf, isnan, sqrt
 from typing import Any
 
 import numpy as np
+from pagecast.planner_app.planner.directions import more_is_better
 from pagecast.planner_app.planner.gate.check_file import Bound, CheckFile
 from pagecast.planner_app.wording.figures import shown
 from pagecast.sim.core.errors import BadInput
@@ -25,20 +26,6 @@ from scipy import stats
 
 CONFIDENCE = 0.9
 ONE = "1 replay"  # which a bound or an SLO is judged by
-HIGHER_IS_BETTER = frozenset(
-    {
-        "completed",
-        "output_tokens_per_s",
-        "output_tokens",
-        "input_tokens",
-        "prefill_avoided_s",
-        "reused_prefix_tokens",
-        "eligible_prefix_tokens",
-        "token_hit_rate",
-        "num_gpu_blocks",
-        "requests",
-    }
-)
 FigureDraws = dict[str, list[float | None]]
 
 
@@ -101,13 +88,19 @@ def figures_of(result: Result) -> dict[str, float]:
 
 
 def check_names(file: CheckFile, figures: dict[str, float]) -> None:
-    """Errors: BadInput for a figure that no replay has."""
+    """Errors: BadInput for a figure that no replay has, or a regression of one that gets no worse."""
     for where, names in (("limits", file.check.limits), ("regression", file.check.regression)):
         for name in names:
             if name not in figures:
                 near = get_close_matches(name.replace("_", "."), figures, 1, 0.5)
                 hint = f"did you mean {near[0]}?" if near else "see the names in `pagecast replay --json`"
                 raise BadInput(f"{file.path}: check.{where}: no figure is called {name!r}; {hint}")
+    for name in file.check.regression:
+        if more_is_better(name) is None:
+            raise BadInput(
+                f"{file.path}: check.regression: neither more nor less of {name} is better; "
+                "bound it with check.limits"
+            )
 
 
 def levels(file: CheckFile, result: Result) -> list[Finding]:
@@ -195,7 +188,7 @@ def paired(before: list[float | None], after: list[float | None]) -> Change | No
 
 def _regression(name: str, allowed: float, change: Change | None, strict: bool) -> Finding:
     """The finding on one figure. `strict`: it fails where its interval reaches beyond what is allowed."""
-    higher = name.partition(".")[0] in HIGHER_IS_BETTER
+    higher = more_is_better(name)
     if change is None:
         bound_text = f"worse by at most {allowed:g}%"
         reason = "too few draws have such a figure to compare"

@@ -51,3 +51,38 @@ def test_a_reason_that_no_draw_of_the_baseline_has_was_none_then(tmp_path, capsy
     body = capsys.readouterr().out
     finding = json.loads(body[body.index("{") :])["checks"][0]
     assert finding["numbers"]["baseline"] == 0 < finding["numbers"]["value"]
+
+
+def hits_of(host_gib: int, folder: Path, names: dict[str, float]) -> str:
+    return scenario(
+        folder,
+        {"trace": "chat", "limit": 150, "speedup": 4, "regression": names},
+        num_gpu_blocks=1500,
+        kv_offloading_size=host_gib,
+    )
+
+
+def test_fewer_hits_in_the_host_are_a_regression_and_more_are_none(tmp_path, capsys):
+    names = [
+        "offloading.host_hit_rate",
+        "offloading.host_hit_tokens",
+        "offloading.requests_with_host_hit",
+        "prompt_tokens_by_source.host",
+    ]
+    asked = dict.fromkeys(names, 5)
+    for host_gib in (1, 16):
+        file = hits_of(host_gib, tmp_path, asked)
+        assert checked(file, "--write-baseline", tmp_path / f"{host_gib}") == 0
+    assert checked(hits_of(16, tmp_path, asked), "--baseline", tmp_path / "1") == 0
+    capsys.readouterr()
+    assert checked(hits_of(1, tmp_path, asked), "--baseline", tmp_path / "16", "--json") == 1
+    findings = json.loads(capsys.readouterr().out)["checks"]
+    assert {finding["name"]: finding["holds"] for finding in findings} == dict.fromkeys(names, False)
+    assert all(finding["numbers"]["change_percent"] < -20 for finding in findings)
+
+
+def test_a_regression_of_a_figure_that_gets_no_worse_is_refused(tmp_path, capsys):
+    file = hits_of(1, tmp_path, {"offloading.load_bytes": 5})
+    assert checked(file, "--write-baseline", tmp_path / "base") == 2
+    error = capsys.readouterr().err
+    assert "neither more nor less of offloading.load_bytes is better; bound it with check.limits" in error
