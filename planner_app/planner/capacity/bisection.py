@@ -20,7 +20,7 @@ from math import floor, log
 import numpy as np
 from pagecast.planner_app.planner.capacity import lasting
 from pagecast.planner_app.planner.capacity.lasting import Lasting, LongLoad
-from pagecast.planner_app.planner.capacity.users import Load, LoadKind, LoadReplay, serve
+from pagecast.planner_app.planner.capacity.users import Load, LoadKind, LoadReplay, requests_per_s, serve
 from pagecast.planner_app.planner.slo import Slo, TermVerdict
 from pagecast.sim.costs.calibration.draw import draw
 from pagecast.sim.costs.step_costs import StepCosts
@@ -227,8 +227,9 @@ class LoadSearch:
 class CapacityQuestion:
     """A trace, a server and an SLO. Searches of it are independent, and may run anywhere.
 
-    `rate` is the trace's own, in requests per second. `costs` replaces the scenario's; `draw_costs`: whether
-    draws differ by it; `workload` makes a draw's trace, as for `replicates.Study`.
+    `rate` is the trace's own, in requests per second; a draw's workload has another. `costs` replaces the
+    scenario's; `draw_costs`: whether draws differ by it; `workload` makes a draw's trace, as for
+    `replicates.Study`.
     """
 
     trace: Trace
@@ -245,17 +246,26 @@ class CapacityQuestion:
     workload: Workload | None = None
 
     def search(self, ask: Ask) -> LoadSearch:
-        """The largest load that holds, in steps: users, or powers of `GRID` of the trace's rate."""
+        """The largest load that holds, in steps: users, or powers of `GRID` of the workload's own rate."""
+        return self._of_draw(ask)._search(ask)
+
+    def _of_draw(self, ask: Ask) -> CapacityQuestion:
+        """The question with a draw's workload, and that workload's own rate."""
+        if ask.draw is None or self.workload is None:
+            return self
+        trace = self.workload(self.trace, self.seed * _SEEDS + ask.draw)
+        return replace(self, trace=trace, rate=requests_per_s(trace) if ask.kind == "rate" else self.rate)
+
+    def _search(self, ask: Ask) -> LoadSearch:
         low, high = limits(ask.kind, self.most_users)
         outcomes: dict[int, LoadTrial] = {}
         if ask.lasts:
             answer = self._settle(ask, low, high, outcomes)
         else:
-            trace = self.trace_of(ask.draw)
 
             def holds(at: int) -> bool:
                 load = Load(ask.kind, amount(ask.kind, at), self.think_s)
-                outcomes[at] = self.outcome(load, ask.draw, trace)
+                outcomes[at] = self.judge(load, self.serve(load, ask.draw))
                 return outcomes[at].holds
 
             answer = largest(
@@ -274,7 +284,7 @@ class CapacityQuestion:
 
     def _settle(self, ask: Ask, low: int, high: int, outcomes: dict[int, LoadTrial]) -> LargestStep:
         """Searches by long loads. Where one fails, the rate at which its requests ended is the next guess."""
-        work = Lasting.of(self.trace_of(ask.draw), amount("rate", ask.start), self.most_requests)
+        work = Lasting.of(self.trace, amount("rate", ask.start), self.most_requests)
         costs = self.costs_of(ask.draw)
         settling: dict[int, float] = {}
 
@@ -290,30 +300,18 @@ class CapacityQuestion:
 
         return settle(holds, guess, low, high, start=ask.start, resolution=ask.resolution)
 
-    def trace_of(self, number: int | None) -> Trace:
-        """The workload of a draw."""
-        if number is None or self.workload is None:
-            return self.trace
-        return self.workload(self.trace, self.seed * _SEEDS + number)
-
     def costs_of(self, number: int | None) -> StepCosts:
         """The costs of a draw, with their noise at its beginning."""
         plain = self.costs or self.scenario.step_costs()
         return plain if number is None or not self.draw_costs else draw(plain, number, self.seed)
 
-    def outcome(self, load: Load, number: int | None = None, trace: Trace | None = None) -> LoadTrial:
-        """The outcome of one load."""
-        return self.judge(load, self.serve(load, number, trace))
-
-    def serve(
-        self, load: Load, number: int | None = None, trace: Trace | None = None, *, keep_steps: bool = False
-    ) -> LoadReplay:
-        """A replay of one load."""
+    def serve(self, load: Load, draw: int | None = None, *, keep_steps: bool = False) -> LoadReplay:
+        """A replay of one load, with the costs of a draw."""
         return serve(
-            trace or self.trace_of(number),
+            self.trace,
             self.scenario,
             load,
-            costs=self.costs_of(number),
+            costs=self.costs_of(draw),
             most_requests=self.most_requests,
             keep_steps=keep_steps,
         )

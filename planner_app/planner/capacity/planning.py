@@ -400,8 +400,8 @@ def _answer(
     value = unit * amount(kind, answer.value)
     low = high = None
     if draws:  # against the short loads' answer, which errs as theirs do
-        times = value / amount(kind, point.answer.value)
-        values = [times * _amount(kind, draw.answer.value) for draw in draws]
+        times = amount(kind, answer.value) / amount(kind, point.answer.value)
+        values = [0.0 if draw.at is None else times * draw.at.amount for draw in draws]
         doubtful = [unit * amount(kind, step) for step in answer.doubtful or ()]
         low, high = interval(values, value, doubtful)
     bound = None
@@ -425,10 +425,6 @@ def _agreeing(short: LoadSearch, long: LoadSearch) -> tuple[LoadTrial, ...]:
     }
     by_amount |= {outcome.amount: outcome for outcome in long.tried}
     return tuple(by_amount[amount] for amount in sorted(by_amount))
-
-
-def _amount(kind: LoadKind, step: int | None) -> float:
-    return 0.0 if step is None else amount(kind, step)
 
 
 def _rejected(trace: Trace, scenario: Scenario) -> int:

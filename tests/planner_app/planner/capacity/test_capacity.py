@@ -18,6 +18,7 @@ from pagecast.planner_app.planner.capacity.users import (
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.costs.step_costs import FEMTO, DecodeLine
 from pagecast.sim.scenario import Scenario
+from pagecast.traces.operations import scale
 from pagecast.traces.schema import Trace, table
 
 SERVICE_S = 0.1
@@ -96,7 +97,7 @@ def poisson(count, rate, seed=0):
     return Trace("poisson", table({**columns, "output_tokens": np.ones(count)}))
 
 
-def single_server(trace, slo):
+def single_server(trace, slo, **options):
     scenario = Scenario(num_gpu_blocks=1000, max_num_seqs=1, async_scheduling=False)
     return plan(
         trace,
@@ -106,8 +107,7 @@ def single_server(trace, slo):
         costs=Constant(),
         draw_costs=False,
         explain=False,
-        most_requests=3000,
-        replicates=5,
+        **{"most_requests": 3000, "replicates": 5, **options},
     ).answers["rate"]
 
 
@@ -119,6 +119,29 @@ def test_the_rate_of_a_single_server_is_pollaczek_khinchines():
     assert answer.low <= rho / SERVICE_S <= answer.high
     assert answer.high < 1.35 * answer.low
     assert answer.value == pytest.approx(rho / SERVICE_S, rel=0.1)
+
+
+def as_it_is(trace, seed):
+    return trace
+
+
+def three_times_as_fast(trace, seed):
+    """Every other draw is the same trace at three times its rate."""
+    return scale(trace, 3.0) if seed % 2 else trace
+
+
+def test_an_interval_of_rates_does_not_depend_on_the_rates_of_the_draws_themselves():
+    """A draw's answer is in requests per second, so that a trace that is scaled has the same."""
+    trace = poisson(300, rate=4.0)
+    options = {"most_requests": 300, "replicates": 6}
+    plain, varied = (
+        single_server(trace, "queue_mean<50ms", workload=workload, **options)
+        for workload in (as_it_is, three_times_as_fast)
+    )
+    assert (plain.low, plain.value, plain.high) == pytest.approx((plain.value,) * 3)
+    assert varied.value == plain.value
+    # Answers are multiples of a draw's own rate, two steps of 1% apart: the interval is about as wide.
+    assert 0.95 * plain.value < varied.low <= plain.value <= varied.high < 1.05 * plain.value
 
 
 @pytest.mark.slow
