@@ -186,6 +186,12 @@ class FleetSettings(BaseModel):
         """Whether replicas come or go while it serves."""
         return bool(self.incidents or self.scaling or self.rollout)
 
+    @property
+    def overrides(self) -> list[dict[str, Any]]:
+        """The fields of scenarios that differ from the fleet's: of each group, and of a rollout."""
+        rollout = [] if self.rollout is None else [self.rollout.scenario]
+        return [*(group.scenario for group in self.groups), *rollout]
+
     @classmethod
     def make(cls, fields: dict[str, Any], where: str = "fleet") -> FleetSettings:
         """Checks fields from outside. Errors: BadInput naming the field and what it may be."""
@@ -247,3 +253,11 @@ class FleetSettings(BaseModel):
         if not members:
             raise BadInput("the fleet has no replica; give at least one")
         return members
+
+    def revisions(self, base: Scenario) -> list[Scenario]:
+        """Every scenario that a replica may have, after a rollout too. Errors: BadInput as `scenarios`."""
+        first = [scenario for _, scenario in self.scenarios(base)]
+        if self.rollout is None:
+            return first
+        fields = self.rollout.scenario
+        return [*first, *(changed_scenario(each, fields, "fleet: rollout") for each in first)]

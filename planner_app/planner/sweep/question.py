@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -151,7 +152,7 @@ class SweepQuestion:
             "SLO": self.slo,
             "kind": "grid" if self.trials is None else f"search in generations of {self.generation}",
             "pagecast version": version("pagecast"),
-            "files": _files(self.scenario, self.space),
+            "files": self._files(),
         }
         if self.fleet is not None:
             about["fleet"] = self.fleet.model_dump(mode="json")
@@ -162,6 +163,18 @@ class SweepQuestion:
                 "Optuna version": search.version(),
             }
         return about
+
+    def _files(self) -> dict[str, str]:
+        """Digests of the files that scenarios of the space and of the fleet read: calibrations, models."""
+        fields: list[Mapping[str, Any]] = [self.scenario.model_dump()]
+        fields += [{knob.name: value} for knob in self.space.knobs for value in knob.values]
+        fields += self.fleet.overrides if self.fleet is not None else []
+        digests = {}
+        for path in (Path(name).expanduser() for each in fields for name in _paths(each)):
+            file = path / "config.json" if path.is_dir() else path
+            if file.is_file():
+                digests[str(path)] = xxhash.xxh3_128_hexdigest(file.read_bytes())
+        return digests
 
 
 def _beyond(trial: Trial) -> list[float]:
@@ -174,13 +187,13 @@ def _beyond(trial: Trial) -> list[float]:
     return [refused] if margin is None else [refused, -margin]
 
 
-def _files(scenario: Scenario, space: Space) -> dict[str, str]:
-    """Digests of the files that scenarios of the space read: calibrations, models."""
-    names = {"model": (scenario.model,), "costs": (scenario.costs,)}
-    names |= {knob.name: knob.values for knob in space.knobs if knob.name in names}  # type: ignore[misc]
-    digests = {}
-    for path in (Path(str(name)).expanduser() for values in names.values() for name in values):
-        file = path / "config.json" if path.is_dir() else path
-        if file.is_file():
-            digests[str(path)] = xxhash.xxh3_128_hexdigest(file.read_bytes())
-    return digests
+def _paths(fields: Mapping[str, Any]) -> Iterator[str]:
+    """What may be a file or folder among a scenario's fields: its model, its draft model, its calibration."""
+    yield from (str(fields[name]) for name in ("model", "costs") if name in fields)
+    written = fields.get("speculative_config") or {}
+    try:
+        parsed = json.loads(written) if isinstance(written, str) else written
+    except ValueError:  # METHOD:DRAFTS:ACCEPTANCE, which names no model
+        return
+    if isinstance(parsed, dict) and parsed.get("model") is not None:
+        yield str(parsed["model"])

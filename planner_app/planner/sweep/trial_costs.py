@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
+from pagecast.planner_app.planner.fleet.knobs import fleet_at
 from pagecast.planner_app.planner.sweep.space import shown
 from pagecast.planner_app.planner.sweep.study import SweepResult, record
 from pagecast.planner_app.planner.sweep.trial import at
@@ -83,9 +84,16 @@ def _where(result: SweepResult, ran: pd.DataFrame, name: str) -> str:
 
 
 def _error(result: SweepResult, rows: pd.DataFrame) -> str:
+    """The error to expect of the step costs that the first of these trials was served with."""
     row = record(rows.head(1))
+    names = str(row["step_costs"]).split(" and ")  # of a fleet, one for each method
+    question, point = result.question, {name: row[name] for name in result.knobs}
     try:
-        point = {name: row[name] for name in result.knobs}
-        return sentence(at(result.question.scenario, point).step_costs().expected_error())
+        scenario = at(question.scenario, point)
+        fleet = question.fleet
+        scenarios = [scenario] if fleet is None else fleet_at(fleet, point).revisions(scenario)
+        models = [each.step_costs() for each in scenarios]
     except BadInput:  # a calibration's file has gone since
         return ""
+    errors = (sentence(costs.expected_error()) for costs in models if costs.name in names)
+    return " ".join(dict.fromkeys(errors))

@@ -1,6 +1,8 @@
 """Sweeps of fleets: each trial is the fleet's replay, its cost is of all GPUs, and no role is left empty."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -10,13 +12,24 @@ from pagecast.planner_app.planner.sweep.question import SweepQuestion
 from pagecast.planner_app.planner.sweep.space import parse_space
 from pagecast.planner_app.planner.sweep.study import sweep
 from pagecast.planner_app.planner.sweep.study_view import answer
+from pagecast.planner_app.planner.sweep.trial_costs import used
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.file import load as load_calibration
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 
 SCENARIO = Scenario(gpu="L40S", costs="roofline")
+DRAFT_MODEL = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 32_768,
+}
 
 
 def asked(settings, fleet=None, scenario=SCENARIO, **options):
@@ -105,3 +118,48 @@ def test_gpu_hours_are_an_objective_of_fleets_alone():
         SweepQuestion(trace, SCENARIO, space, objectives=("gpu_hours",))
     table = sweep(asked(["replicas=1,2"], objectives=("gpu_hours", "ttft_p99_s")), workers=1).table
     assert table["gpu_hours"].is_monotonic_increasing
+
+
+def calibration(folder: Path, factor: float) -> str:
+    """A calibration's file, with times `factor` as long."""
+    made = load_calibration("vllm-0.24-h200-qwen3-8b")
+    times = {"curve_ns": tuple(value * factor for value in made.curve_ns)}
+    return str(replace(made, **times).save(folder / "own.json"))
+
+
+def draft_model(folder: Path, layers: int) -> str:
+    """A draft model's folder."""
+    where = folder / "draft"
+    where.mkdir(exist_ok=True)
+    (where / "config.json").write_text(json.dumps({**DRAFT_MODEL, "num_hidden_layers": layers}))
+    return str(where)
+
+
+@pytest.mark.parametrize("part", ["group", "rollout", "draft model"])
+def test_trials_are_not_reused_once_a_file_of_a_fleets_scenario_has_changed(part, tmp_path):
+    def question(change: int) -> SweepQuestion:
+        costs = calibration(tmp_path, change)
+        config = {"method": "draft_model", "num_speculative_tokens": 2, "acceptance": 0.5}
+        config["model"] = draft_model(tmp_path, change)
+        fields = {
+            "group": {"groups": [{"replicas": 1, "scenario": {"costs": costs}}]},
+            "rollout": {"rollout": {"at_s": 5, "scenario": {"costs": costs}}},
+            "draft model": {"groups": [{"replicas": 1, "scenario": {"speculative_config": config}}]},
+        }
+        scenario = Scenario(costs="roofline", async_scheduling=False)
+        return asked(["max_num_seqs=8,16"], FleetSettings.make(fields[part]), scenario)
+
+    assert sweep(question(1), out=tmp_path / "study", workers=1).replayed == 2
+    assert sweep(question(1), out=tmp_path / "study", workers=1).replayed == 0
+    with pytest.raises(BadInput, match="holds a study of another files"):
+        sweep(question(2), out=tmp_path / "study", workers=1)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_error_to_expect_is_that_of_the_fleets_own_step_costs(mixed, tmp_path):
+    own = {"scenario": {"costs": calibration(tmp_path, 1)}}
+    fleet = FleetSettings.make({"groups": [own, {}] if mixed else [own]})
+    result = sweep(asked(["max_num_seqs=8"], fleet, Scenario(costs="roofline")), workers=1)
+    [use] = used(result)
+    assert "Step costs fitted to" in use.expected_error
+    assert ("Roofline costs" in use.expected_error) is mixed
