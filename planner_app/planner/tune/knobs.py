@@ -112,12 +112,16 @@ def budget_knob(scenario: Scenario) -> str:
 
 
 def jobs_of(values: str, knob: str, scenario: Scenario, concurrency: bool) -> list[Setting]:
-    """A replay of each value, and where asked for a search of what it admits. Errors: BadInput."""
+    """A replay of each value, and where asked for a search of what it admits. Errors: BadInput.
+
+    Values ascend, in whatever order they were written; the default (`none`) comes last.
+    """
     (space_knob,) = parse_space([f"{knob}={values}"], scenario).knobs
     if not space_knob.values:
         raise BadInput(f"--values {values}: a range needs a step, FROM:TO:STEP")
-    jobs = [Setting(value) for value in space_knob.values]
-    return jobs + [Setting(value, concurrency=True) for value in space_knob.values if concurrency]
+    ascending = sorted(space_knob.values, key=lambda value: float("inf" if value is None else value))
+    jobs = [Setting(value) for value in ascending]
+    return jobs + [Setting(value, concurrency=True) for value in ascending if concurrency]
 
 
 def tune(
@@ -182,7 +186,10 @@ def _table(knob: str, values: Sequence[KnobValue], results: dict[int, dict[str, 
 
 
 def recommend(table: pd.DataFrame, knob: str, thrifty_is_more: bool) -> tuple[KnobValue, str]:
-    """The thriftiest value that is as good as any within the tolerances, and the reason in a sentence."""
+    """The thriftiest value that is as good as any within the tolerances, and the reason in a sentence.
+
+    Rows of `table` ascend by the knob.
+    """
     ran = table[table["reason"] == ""] if len(table) else table
     if not len(ran):
         return None, table["reason"].iloc[0] if len(table) else "nothing was tried"

@@ -86,6 +86,22 @@ def test_more_hbm_never_has_fewer_hits_here_and_the_least_that_is_enough_is_reco
     assert f"room for {int(room)} requests at once" in tuned.reason
 
 
+@pytest.mark.parametrize("values", ["16,32", "32,16"])
+def test_the_order_in_which_block_sizes_are_written_does_not_matter(chat, values):
+    tuned = tune_block_size(chat, Scenario(costs="roofline"), values, concurrency=False, workers=1)
+    assert tuned.table["block_size"].tolist() == [16, 32]
+    assert tuned.recommended == 32
+    assert "Nothing larger that runs was tried" in tuned.reason
+
+
+@pytest.mark.parametrize("values", ["0.6,0.9", "0.9,0.6"])
+def test_the_order_in_which_budgets_are_written_does_not_matter(chat, values):
+    tuned = tune_hbm_budget(chat, Scenario(costs="roofline"), values, concurrency=False, workers=1)
+    assert tuned.table["gpu_memory_utilization"].tolist() == [0.6, 0.9]
+    assert tuned.recommended == 0.6
+    assert "Nothing smaller that runs was tried" in tuned.reason
+
+
 def rows(**columns):
     count = len(next(iter(columns.values())))
     plain = {
