@@ -128,7 +128,8 @@ def write(baseline: Baseline, folder: Path) -> None:
 def load(folder: Path, trace: Trace, file: CheckFile) -> Baseline | Scenario:
     """The baseline in a folder; of a replay's folder the scenario, whose draws are yet to be made.
 
-    Errors: BadInput for a folder that is neither, one that is broken, or one made of another trace or seed.
+    Errors: BadInput for a folder that is neither, one of a fleet, one that is broken, or one made of another
+    trace or seed.
     """
     if not folder.is_dir():
         raise BadInput(f"--baseline {folder}: no such folder; make one with --write-baseline")
@@ -140,6 +141,10 @@ def load(folder: Path, trace: Trace, file: CheckFile) -> Baseline | Scenario:
         if (baseline_seed := baseline.scenario.get("seed")) != seed:
             raise BadInput(f"{path}: was drawn with seed {baseline_seed}, not {seed}; {_AGAIN}")
         return baseline
+    if (folder / "fleet.yaml").is_file():
+        raise BadInput(
+            f"--baseline {folder}: holds the replay of a fleet, and check replays one replica; {_AGAIN}"
+        )
     if (folder / "scenario.yaml").is_file() and (folder / "trace.parquet").is_file():
         try:
             other = read(str(folder / "trace.parquet"))

@@ -86,3 +86,14 @@ def test_a_regression_of_a_figure_that_gets_no_worse_is_refused(tmp_path, capsys
     assert checked(file, "--write-baseline", tmp_path / "base") == 2
     error = capsys.readouterr().err
     assert "neither more nor less of offloading.load_bytes is better; bound it with check.limits" in error
+
+
+def test_a_fleets_folder_is_no_baseline(tmp_path, capsys):
+    folder, check = tmp_path / "fleet", {"trace": "chat", "limit": 60, "regression": {"ttft_s.p99": 5}}
+    options = ["--costs", "roofline", "--num-gpu-blocks", "3000", "--replicas", "2", "--out", str(folder)]
+    assert run(["replay", "chat", "--limit", "60", *options]) == 0
+    capsys.readouterr()
+    assert checked(scenario(tmp_path, check), "--baseline", folder) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "holds the replay of a fleet, and check replays one replica" in err
