@@ -25,6 +25,7 @@ from pagecast.sim.replay.replicates import absent, summary_figures
 from scipy import stats
 
 CONFIDENCE = 0.9
+SIZES = ("num_gpu_blocks", "requests")  # which may be bounded, but are no forecasts
 ONE = "1 replay"  # which a bound or an SLO is judged by
 FigureDraws = dict[str, list[float | None]]
 
@@ -83,12 +84,12 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 def figures_of(result: Result) -> dict[str, float]:
     """Every figure that may be bounded, by name; NaN where this replay has none."""
-    sizes = {name: float(result.summary[name]) for name in ("num_gpu_blocks", "requests")}
+    sizes = {name: float(result.summary[name]) for name in SIZES}
     return summary_figures(result) | sizes
 
 
 def check_names(file: CheckFile, figures: dict[str, float]) -> None:
-    """Errors: BadInput for a figure that no replay has, or a regression of one that gets no worse."""
+    """Errors: BadInput for a figure that no replay has, or a regression of one that can't be compared."""
     for where, names in (("limits", file.check.limits), ("regression", file.check.regression)):
         for name in names:
             if name not in figures:
@@ -96,11 +97,13 @@ def check_names(file: CheckFile, figures: dict[str, float]) -> None:
                 hint = f"did you mean {near[0]}?" if near else "see the names in `pagecast replay --json`"
                 raise BadInput(f"{file.path}: check.{where}: no figure is called {name!r}; {hint}")
     for name in file.check.regression:
-        if more_is_better(name) is None:
-            raise BadInput(
-                f"{file.path}: check.regression: neither more nor less of {name} is better; "
-                "bound it with check.limits"
-            )
+        reason = ""
+        if name in SIZES:
+            reason = f"{name} follows from trace and scenario, so that no draw forecasts it"
+        elif more_is_better(name) is None:
+            reason = f"neither more nor less of {name} is better"
+        if reason:
+            raise BadInput(f"{file.path}: check.regression: {reason}; bound it with check.limits")
 
 
 def levels(file: CheckFile, result: Result) -> list[Finding]:

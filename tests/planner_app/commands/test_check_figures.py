@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import yaml
 from pagecast.planner_app.cli import run
 from pagecast.traces.schema import Trace, table
@@ -81,11 +82,19 @@ def test_fewer_hits_in_the_host_are_a_regression_and_more_are_none(tmp_path, cap
     assert all(finding["numbers"]["change_percent"] < -20 for finding in findings)
 
 
-def test_a_regression_of_a_figure_that_gets_no_worse_is_refused(tmp_path, capsys):
-    file = hits_of(1, tmp_path, {"offloading.load_bytes": 5})
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("offloading.load_bytes", "neither more nor less of offloading.load_bytes is better"),
+        ("num_gpu_blocks", "num_gpu_blocks follows from trace and scenario, so that no draw forecasts it"),
+        ("requests", "requests follows from trace and scenario, so that no draw forecasts it"),
+    ],
+)
+def test_a_regression_of_a_figure_that_can_not_be_compared_is_refused(name, reason, tmp_path, capsys):
+    file = hits_of(1, tmp_path, {name: 5})
     assert checked(file, "--write-baseline", tmp_path / "base") == 2
-    error = capsys.readouterr().err
-    assert "neither more nor less of offloading.load_bytes is better; bound it with check.limits" in error
+    assert f"check.regression: {reason}; bound it with check.limits" in capsys.readouterr().err
+    assert not (tmp_path / "base").exists()
 
 
 def test_a_fleets_folder_is_no_baseline(tmp_path, capsys):
