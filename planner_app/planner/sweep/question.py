@@ -66,12 +66,12 @@ class SweepQuestion:
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        """The GPU types of the space."""
+        """The GPU types of the space, and of the fleet's groups and rollout."""
         gpus = next((knob.values for knob in self.space.knobs if knob.name == "gpu"), (self.scenario.gpu,))
-        groups = self.fleet.groups if self.fleet is not None else ()
-        own = [group.scenario["gpu"] for group in groups if "gpu" in group.scenario]
-        if groups and len(own) == len(groups):
+        fleet = self.fleet
+        if fleet is not None and all("gpu" in group.scenario for group in fleet.groups):
             gpus = ()
+        own = [fields["gpu"] for fields in (fleet.overrides if fleet is not None else ()) if "gpu" in fields]
         return tuple(dict.fromkeys(find_gpu(str(name)).name for name in (*gpus, *own)))
 
     def _usual(self) -> tuple[str, ...]:

@@ -93,6 +93,17 @@ def test_a_fleet_over_time_goes_by_the_gpus_it_held():
     assert result.table["gpus"].max() > 1
 
 
+def test_a_fleet_is_priced_with_the_gpus_of_its_rollout_too():
+    fields = {"rollout": {"at_s": 5, "scenario": {"gpu": "H100"}}}
+    fleet = FleetSettings.make({**fields, "startup": {"engine_s": 0.1, "disk_bytes_per_s": 1e12}})
+    with pytest.raises(BadInput, match="H100"):
+        asked(["max_num_seqs=8"], fleet, prices={"L40S": 2.0})
+    question = asked(["max_num_seqs=8"], fleet, prices={"L40S": 2.0, "H100": 4.0})
+    assert question.gpus == ("L40S", "H100 SXM")
+    [hourly] = sweep(question, workers=1).table["usd_per_hour"]
+    assert 2.0 < hourly < 2.0 + 4.0
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
