@@ -89,6 +89,13 @@ def _check(scenario: Scenario) -> None:
         only.append("preemption_victim")
     if only:
         raise BadInput(f"--emit: vLLM has no option for {', '.join(only)}; plan without, or without --emit")
+    ranks = scenario.moe_data_parallel_size
+    if ranks > 1:
+        raise BadInput(
+            f"--emit: moe_data_parallel_size: vLLM starts {ranks} ranks that share experts as one server "
+            f"(--data-parallel-size {ranks}), and replicas are written one by one; plan without, or without "
+            "--emit"
+        )
 
 
 def _speculation(scenario: Scenario) -> str | None:

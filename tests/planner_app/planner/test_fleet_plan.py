@@ -94,6 +94,17 @@ def test_vllm_gets_the_options_simulated():
         serve_arguments(Scenario(profile="nano-vllm"))
 
 
+@pytest.mark.parametrize("form", ["vllm", "k8s", "dynamo"])
+def test_ranks_that_share_experts_are_not_written_as_replicas_that_do_not(form):
+    fields = {"model": "Qwen/Qwen3-30B-A3B", "costs": "measured"}
+    fleet = fleet_of("dynamo" if form == "dynamo" else "round-robin")
+    assert "Qwen3-30B-A3B" in emit(form, Scenario(**fields), fleet)
+    with pytest.raises(
+        BadInput, match="moe_data_parallel_size: vLLM starts 4 ranks that share experts as one"
+    ):
+        emit(form, Scenario(**fields, moe_data_parallel_size=4), fleet)
+
+
 def option(arguments, name):
     return json.loads(arguments[arguments.index(name) + 1])
 
