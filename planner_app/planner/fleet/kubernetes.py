@@ -63,11 +63,18 @@ def llm_d(scenario: Scenario, settings: FleetSettings) -> list[Document]:
 
 def _replicas(scenario: Scenario, settings: FleetSettings) -> list[Document]:
     documents = []
+    names: dict[str, str] = {}
     for number, group in enumerate(settings.groups):
         if not group.replicas:
             continue
         one = settings.group_scenario(number, scenario)
-        labels = {"app": NAME, "group": _label(group.name or f"group{number}")}
+        name = group.name or f"group{number}"
+        labels = {"app": NAME, "group": _label(name)}
+        other = names.setdefault(labels["group"], name)
+        if other != name:
+            raise BadInput(
+                f"--emit: groups {other} and {name} would both be {labels['group']} in Kubernetes; rename one"
+            )
         if group.role != "both":
             labels[_ROLE] = group.role
         documents.append(

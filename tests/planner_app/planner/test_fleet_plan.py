@@ -353,6 +353,15 @@ def test_groups_may_have_any_name_and_kubernetes_names_are_its_own():
     ]
 
 
+@pytest.mark.parametrize("names", [("a.b", "a-b"), (40 * "x" + "-one", 40 * "x" + "-two")])
+def test_groups_whose_names_are_the_same_in_kubernetes_are_refused(names):
+    fleet = fleet_of("llm-d", groups=[{"name": name} for name in names])
+    for form in ("k8s", "llm-d"):
+        with pytest.raises(BadInput, match=f"groups {names[0]} and {names[1]} would both be .* rename one"):
+            emit(form, Scenario(), fleet)
+    assert emit("vllm", Scenario(), fleet).count("vllm serve") == 2
+
+
 def test_deployments_and_services_keep_kubernetes_own_schemas():
     kubernetes = pytest.importorskip("kubernetes_validate", reason="its schemas come with that package")
     fleet = fleet_of(
