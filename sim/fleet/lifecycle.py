@@ -2,6 +2,7 @@
 
 A started replica takes requests once its weights are loaded and the engine is ready. A drained one gets no
 more requests, and goes when its last has ended. A lost one goes at once; its requests are sent elsewhere.
+Once a rollout has begun, every replica that starts is of the new revision, whatever it starts for.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pagecast.sim.replay.clients import NS
 from pagecast.sim.scenario import Scenario
 
 MakeMember = Callable[[int, str, Scenario], tuple[Member, View]]
+_NEXT = "-next"  # what the names of a group's replicas have more after a rollout
 _TTFT_CHUNK = 2048  # prompt tokens whose time stands for the pace of prefill
 
 
@@ -54,16 +56,18 @@ class FleetLifecycle:
         self.fleet = fleet
         self.settings = settings
         self._make = make
+        self._scenarios: dict[str, Scenario] = {}  # of a replica that is started now, by group
+        self._suffix = ""  # of a group's name in the names of replicas that are started now
+        self._groups: dict[int, str] = {}  # by replica number
         self._names: dict[str, int] = {}
         self._targets: deque[tuple[int, int]] = deque()  # replicas that the autoscaler wanted, by time
         self._predecessors: deque[Member] = deque()  # replicas that a rollout still has to replace
-        for name, scenario in settings.scenarios(base):
-            group = name.rsplit("-", 1)[0]
-            self._names[group] = self._names.get(group, 0) + 1
-            member, view = make(len(fleet.members), name, scenario)
-            fleet.add(member, view)
+        self._successors: dict[int, Member] = {}  # those that start, by the number of whom they replace
+        for number in range(len(settings.groups)):
+            self._scenarios[settings.group_name(number)] = settings.group_scenario(number, base)
+        for name, _ in settings.scenarios(base):
+            fleet.add(*self._make_member(name.rsplit("-", 1)[0]))
         fleet.on_empty = self._stop
-        self._base = base
 
     def start(self) -> None:
         """Sets up what will happen. Errors: BadInput for an incident at a replica that is not there."""
@@ -92,27 +96,31 @@ class FleetLifecycle:
             self.fleet.lose(member)
         if incident.back_after_s is not None:
             due = int(self.fleet.env.now) + round(incident.back_after_s * NS)
-            call_at(self.fleet.env, due, partial(self.launch, member))
+            call_at(self.fleet.env, due, partial(self._launch_like, member))
 
-    def launch(self, like: Member) -> None:
-        """Starts a replica like another, unless the work is over; it takes requests when it is ready."""
+    def _launch_like(self, member: Member) -> None:
+        """Starts a replica of another one's group, unless the work is over."""
         if not self.fleet.over:
-            self._launch(like.name.rsplit("-", 1)[0], like.scenario, None)
+            self._launch(self._groups[member.number])
 
-    def _launch(self, group: str, scenario: Scenario, then: Callable[[], None] | None) -> None:
-        fleet = self.fleet
-        number = len(fleet.members)
-        index = self._names.get(group, 0)
-        self._names[group] = index + 1
-        member, view = self._make(number, f"{group}-{index}", scenario)
-        ready_ns = int(fleet.env.now) + startup_ns(self.settings.startup, scenario)
-        fleet.add(member, view, ready_ns=ready_ns)
-        if then is not None:
-            call_at(fleet.env, ready_ns, then)
+    def _launch(self, group: str) -> Member:
+        """Starts a replica of a group; it takes requests when it is ready."""
+        member, view = self._make_member(group)
+        ready_ns = int(self.fleet.env.now) + startup_ns(self.settings.startup, member.scenario)
+        self.fleet.add(member, view, ready_ns=ready_ns)
+        return member
+
+    def _make_member(self, group: str) -> tuple[Member, View]:
+        number = len(self.fleet.members)
+        self._groups[number] = group
+        label = group + self._suffix
+        index = self._names.get(label, 0)
+        self._names[label] = index + 1
+        return self._make(number, f"{label}-{index}", self._scenarios[group])
 
     def drain(self, member: Member) -> None:
         """A replica gets no more requests, and goes when its last has ended."""
-        if member.gone_ns is None and not member.draining:
+        if _is_active(member):
             self.fleet.drain(member)
 
     def _stop(self, member: Member) -> None:
@@ -121,23 +129,33 @@ class FleetLifecycle:
     # ---- rollout
 
     def _roll_out(self, rollout: Rollout) -> None:
+        """Every replica there is will be replaced; those that start from now on are of the new revision."""
+        self._suffix = _NEXT
+        for group, scenario in self._scenarios.items():
+            self._scenarios[group] = changed_scenario(scenario, rollout.scenario, "fleet: rollout")
         self._predecessors = deque(member for member in self.fleet.members if member.gone_ns is None)
         for _ in range(rollout.surge):
-            self._replace_next(rollout)
+            self._replace_next()
 
-    def _replace_next(self, rollout: Rollout) -> None:
+    def _replace_next(self) -> None:
         while self._predecessors and not self.fleet.over:
             old = self._predecessors.popleft()
-            if old.gone_ns is not None or old.draining:
+            if not _is_active(old):
                 continue
-            scenario = changed_scenario(old.scenario, rollout.scenario, "fleet: rollout")
-            group = f"{old.name.rsplit('-', 1)[0]}-next"
-            self._launch(group, scenario, partial(self._drain_predecessor, old, rollout))
+            new = self._successors[old.number] = self._launch(self._groups[old.number])
+            call_at(self.fleet.env, new.ready_ns, partial(self._end_swap, old))
             return
 
-    def _drain_predecessor(self, old: Member, rollout: Rollout) -> None:
+    def _end_swap(self, old: Member) -> None:
+        """The successor is ready, so the replica that it replaces is drained."""
+        del self._successors[old.number]
         self.drain(old)
-        self._replace_next(rollout)
+        self._replace_next()
+
+    def _surge(self) -> set[int]:
+        """Numbers of replicas that start beside the ones they replace: they stand for no more than those."""
+        members = self.fleet.members
+        return {new.number for old, new in self._successors.items() if _is_active(members[old])}
 
     # ---- autoscaling
 
@@ -151,7 +169,8 @@ class FleetLifecycle:
         if fleet.over:
             return
         now = int(fleet.env.now)
-        active = [member for member in fleet.members if member.gone_ns is None and not member.draining]
+        surge = self._surge()
+        active = [member for member in fleet.members if _is_active(member) and member.number not in surge]
         ready = [member for member in active if member.ready_ns <= now]
         wanted = len(active)
         if ready:
@@ -167,14 +186,20 @@ class FleetLifecycle:
             self._targets.popleft()
         if wanted > len(active):
             for _ in range(wanted - len(active)):
-                self.launch(fleet.members[0])
+                self._launch(self._groups[fleet.members[0].number])
         else:
             calm = max(count for _, count in self._targets)
             surplus = len(active) - max(calm, wanted)
-            idle = sorted(active, key=lambda member: (fleet.views[member.number].requests, -member.number))
+            # A replica that is being replaced is drained by its rollout; to drain it now would leave a gap.
+            free = [member for member in active if member.number not in self._successors]
+            idle = sorted(free, key=lambda member: (fleet.views[member.number].requests, -member.number))
             for member in idle[: max(surplus, 0)]:
                 self.drain(member)
         self._next_look(scaling)
+
+
+def _is_active(member: Member) -> bool:
+    return member.gone_ns is None and not member.draining
 
 
 def metric_value(member: Member, metric: str, now: int) -> float:

@@ -154,6 +154,51 @@ def test_a_rollout_replaces_every_replica_without_a_gap():
     assert late["replica"].str.startswith("replica-next").all()
 
 
+def steady(every_s, until_s, output=100):
+    """A trace of one request every so often."""
+    arrival = np.arange(0, until_s, every_s)
+    return Trace("steady", pd.DataFrame({"arrival_s": arrival, "input_tokens": 500, "output_tokens": output}))
+
+
+def test_an_autoscaler_leaves_a_rollout_alone_and_starts_the_new_revision():
+    """Its looks at 5 and 10 s fall into the swap, which is no surplus: nobody waits for a replica."""
+    trace = Trace(
+        "burst",
+        pd.concat([steady(0.5, 20).requests, steady(0.01, 10).requests.assign(arrival_s=20.0)]),
+    )
+    scaling = {"metric": "queue", "target": 4.0, "most": 3, "every_s": 5.0, "down_after_s": 0.0}
+    rollout = {"at_s": 4.0, "scenario": {"gpu": "H100"}}
+    startup = {**QUICK, "engine_s": 8.0}
+    fleet = fleet_of(1, scaling=scaling, rollout=rollout, startup=startup)
+    result = replay_fleet(trace, Scenario(costs="roofline", max_num_seqs=16), fleet)
+    swap = result.timeline[result.timeline["time_s"] < 15]
+    assert list(zip(swap["replica"], swap["event"], strict=True))[:4] == [
+        ("replica-0", "ready"),
+        ("replica-next-0", "started"),
+        ("replica-next-0", "ready"),
+        ("replica-0", "draining"),
+    ]
+    assert result.requests.loc[result.requests["arrival_s"] < 20, "ttft_s"].max() < 0.2
+    gpus = result.replicas.set_index("replica")["gpu"]
+    assert gpus.to_dict() == {
+        "replica-0": "1 x H200",
+        "replica-next-0": "1 x H100",
+        "replica-next-1": "1 x H100",
+        "replica-next-2": "1 x H100",
+    }
+
+
+def test_a_replacement_that_starts_after_a_rollout_is_of_the_new_revision():
+    lost = [{"at_s": 4.0, "replica": "replica-0", "back_after_s": 6.0}]
+    rollout = {"at_s": 5.0, "scenario": {"gpu": "H100"}}
+    fleet = fleet_of(2, incidents=lost, rollout=rollout)
+    result = replay_fleet(steady(0.5, 20), Scenario(costs="roofline"), fleet)
+    started = result.timeline[result.timeline["event"] == "started"]
+    assert started["replica"].tolist() == ["replica-next-0", "replica-next-1"]
+    assert started["time_s"].tolist() == [5.0, 10.0]
+    assert result.replicas["gpu"].tolist() == ["1 x H200", "1 x H200", "1 x H100", "1 x H100"]
+
+
 def test_starting_takes_what_reading_the_weights_takes():
     scenario = Scenario()
     disk = startup_ns(Startup.model_validate({}), scenario) / 1e9
