@@ -83,6 +83,8 @@ class FleetLifecycle:
                 env, round(self.settings.rollout.at_s * NS), partial(self._roll_out, self.settings.rollout)
             )
         if self.settings.scaling is not None:
+            # At the start as many are wanted as there are, but never more than `most`.
+            self._targets.append((0, min(len(names), self.settings.scaling.most)))
             self._next_look(self.settings.scaling)
 
     # ---- incidents

@@ -188,6 +188,21 @@ def test_an_autoscaler_leaves_a_rollout_alone_and_starts_the_new_revision():
     }
 
 
+@pytest.mark.parametrize(("down_after_s", "first_s"), [(0.0, 5.0), (12.0, 15.0), (60.0, 65.0)])
+def test_the_replicas_of_the_start_are_drained_after_the_time_of_less_need_too(down_after_s, first_s):
+    scaling = {"target": 4.0, "most": 4, "every_s": 5.0, "down_after_s": down_after_s}
+    result = replay_fleet(steady(1, 90), Scenario(costs="roofline"), fleet_of(4, scaling=scaling))
+    drained = result.timeline[result.timeline["event"] == "draining"]
+    assert drained["time_s"].tolist() == [first_s] * 3
+
+
+def test_replicas_beyond_the_most_are_drained_at_the_first_look():
+    scaling = {"target": 4.0, "least": 2, "most": 2, "every_s": 5.0, "down_after_s": 60.0}
+    result = replay_fleet(steady(1, 20), Scenario(costs="roofline"), fleet_of(4, scaling=scaling))
+    drained = result.timeline[result.timeline["event"] == "draining"]
+    assert drained["time_s"].tolist() == [5.0, 5.0]
+
+
 def test_a_replacement_that_starts_after_a_rollout_is_of_the_new_revision():
     lost = [{"at_s": 4.0, "replica": "replica-0", "back_after_s": 6.0}]
     rollout = {"at_s": 5.0, "scenario": {"gpu": "H100"}}
