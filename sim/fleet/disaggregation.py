@@ -34,7 +34,7 @@ from pagecast.sim.fleet.settings import Disaggregation
 from pagecast.sim.fleet.view import View
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.replay.clients import NS, Arrivals
-from pagecast.sim.replay.metrics import statistics
+from pagecast.sim.replay.metrics import Floats, prefix_lookup_s, statistics
 
 # What a prompt's computation found, by the names of request and table.
 _FOUND = ("cached_tokens", "reused_tokens", "partial_tokens", "external_tokens", "disk_tokens")
@@ -127,6 +127,7 @@ class DisaggregatedFleet(Fleet):
         blocks.hold(handoff.prefill.scheduler, handoff.source_holder)
         if self.settings.first_token == "prefill":
             _feed(handoff.decode).first_tokens[row] = request.first_token_ns
+            handoff.gave_first_token = True
         del self.place[row]
         call_at(self.env, now, partial(self._offer, handoff))
 
@@ -141,9 +142,11 @@ class DisaggregatedFleet(Fleet):
     def ends(self, rows: pd.DataFrame, names: npt.NDArray[np.str_]) -> npt.NDArray[np.bool_]:
         """Which of the recorded rows end a request, and not its prefill alone. `names`: their replicas.
 
-        Sets the cached tokens of those that end a request to those found where its prompt was computed.
+        Sets the cached tokens of those that end a request to those found where its prompt was computed, and
+        the admission to the one there where the first token is from there.
         """
         ends = np.ones(len(rows), dtype=np.bool_)
+        admitted_ns = rows["admitted_ns"].to_numpy(copy=True)
         found = {name: rows[name].to_numpy(copy=True) for name in _FOUND}
         for at_row, (row, name) in enumerate(zip(rows["row"].tolist(), names.tolist(), strict=True)):
             handoff = self.handoffs.get(row)
@@ -155,9 +158,25 @@ class DisaggregatedFleet(Fleet):
                 prefilled = _feed(handoff.prefill).requests[row]
                 for column, tokens in found.items():
                     tokens[at_row] = getattr(prefilled, column)
+                if handoff.gave_first_token:
+                    admitted_ns[at_row] = prefilled.admitted_ns
         for column, tokens in found.items():
             rows[column] = tokens
+        rows["admitted_ns"] = admitted_ns
         return ends
+
+    def take_lookups(self, rows: pd.DataFrame, names: npt.NDArray[np.str_], lookup_s: Floats) -> None:
+        """Sets the seconds of the prefix lookup to the prefill replica's where that gave the first token.
+
+        `rows`: recorded rows that end a request, as `ends` left them. `names`: their replicas.
+        """
+        places: defaultdict[int, list[int]] = defaultdict(list)  # by prefill replica
+        for at_row, (row, name) in enumerate(zip(rows["row"].tolist(), names.tolist(), strict=True)):
+            handoff = self.handoffs.get(row)
+            if handoff is not None and name and handoff.gave_first_token:
+                places[handoff.prefill.number].append(at_row)
+        for number, at_rows in places.items():
+            lookup_s[at_rows] = prefix_lookup_s(rows.iloc[at_rows], self.members[number].costs)
 
     def figures(self) -> dict[str, Any]:
         """Requests handed over and not, what was carried, and how long handoffs waited and took."""

@@ -52,6 +52,7 @@ class Handoff(Generic[T]):
     moved_bytes: int = 0
     is_cancelled: bool = False
     is_decoding: bool = False
+    gave_first_token: bool = False  # P's first token is the one that the client gets
 
 
 @dataclass

@@ -34,7 +34,7 @@ from pagecast.sim.fleet.settings import FleetSettings, RouterSettings
 from pagecast.sim.fleet.view import View
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.folder import replacing, save
-from pagecast.sim.replay.metrics import request_table
+from pagecast.sim.replay.metrics import prefix_lookup_s, request_table
 from pagecast.sim.replay.notes import notes
 from pagecast.sim.replay.offloading_figures import offloading_figures
 from pagecast.sim.replay.recorder import request_frame
@@ -224,7 +224,8 @@ class _FleetRun:
                 served = parts.get(member.name, table[:0])
                 if isinstance(self.fleet, DisaggregatedFleet):
                     rows = member.recorder.requests()
-                    served = request_table(rows, member.costs, member.recorder.reasons)
+                    lookup_s = prefix_lookup_s(rows, member.costs)
+                    served = request_table(rows, lookup_s, member.recorder.reasons)
                 each[member.number] = replica_figures(served, own, member.name, gpu)
                 served_rows[member.number] = served
             tables.append(table)
@@ -309,8 +310,10 @@ class _FleetRun:
             joined, names = joined[kept], names[kept]
         order = np.argsort(joined["row"].to_numpy(), kind="stable")
         joined = joined.iloc[order].reset_index(drop=True)
-        caching = first.scenario.enable_prefix_caching
-        table = request_table(joined, first.costs, reasons, caching=caching)
+        lookup_s = prefix_lookup_s(joined, first.costs, caching=first.scenario.enable_prefix_caching)
+        if isinstance(self.fleet, DisaggregatedFleet):
+            self.fleet.take_lookups(joined, names[order], lookup_s)
+        table = request_table(joined, lookup_s, reasons)
         table["replica"] = names[order]
         return table
 

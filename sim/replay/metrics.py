@@ -58,10 +58,21 @@ def weighted_statistics(values: Floats, weights: Floats) -> dict[str, float | No
     return dict(zip(STATISTICS, (mean, *points, float(values[-1])), strict=True))
 
 
-def request_table(
-    rows: pd.DataFrame, costs: StepCosts, reasons: dict[int, str], *, caching: bool = True
-) -> pd.DataFrame:
-    """The recorder's rows with latencies in seconds; NaN for what a request never reached."""
+def prefix_lookup_s(rows: pd.DataFrame, costs: StepCosts, *, caching: bool = True) -> Floats:
+    """Seconds that the prefix lookup of each row's prompt took the host; 0 without caching."""
+    lengths, inverse = np.unique(rows["input_tokens"].to_numpy(), return_inverse=True)
+    if not caching or not len(lengths):
+        return np.zeros(len(rows))
+    plain = costs.arrival_ns(0)
+    seconds = np.array([costs.arrival_ns(int(n)) - plain for n in lengths], dtype=np.float64) * _NS
+    return seconds[inverse]
+
+
+def request_table(rows: pd.DataFrame, lookup_s: Floats, reasons: dict[int, str]) -> pd.DataFrame:
+    """The recorder's rows with latencies in seconds; NaN for what a request never reached.
+
+    `lookup_s`: the seconds of `prefix_lookup_s`, by row.
+    """
     table = pd.DataFrame({"row": rows["row"]})
     states = np.array(["completed", "cancelled", "rejected"])
     table["state"] = states[rows["state"].to_numpy()]
@@ -70,12 +81,7 @@ def request_table(
         table[f"{name}_s"] = np.where(ns < 0, np.nan, ns * _NS)
     for name in COUNT_COLUMNS:
         table[name] = np.maximum(rows[name], 0)
-    lengths, inverse = np.unique(rows["input_tokens"].to_numpy(), return_inverse=True)
-    plain = costs.arrival_ns(0)
-    lookup = np.array([costs.arrival_ns(int(n)) - plain for n in lengths], dtype=np.float64) * _NS
-    if not caching:
-        lookup[:] = 0.0
-    table["prefix_lookup_s"] = lookup[inverse] if len(lengths) else 0.0
+    table["prefix_lookup_s"] = lookup_s
     table["queue_s"] = table["admitted_s"] - table["arrival_s"] - table["prefix_lookup_s"]
     table["prefill_s"] = table["first_token_s"] - table["admitted_s"]
     table["ttft_s"] = table["first_token_s"] - table["arrival_s"]

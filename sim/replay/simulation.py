@@ -42,6 +42,7 @@ from pagecast.sim.replay.metrics import (
     latency_summary,
     prefill_avoided_s,
     prefix_hits,
+    prefix_lookup_s,
     prompt_sources,
     request_table,
     statistics,
@@ -138,7 +139,7 @@ def replay(
         recorder.close()
         check_all_ended(scheduler)
         rows, caching = recorder.requests(), scenario.enable_prefix_caching
-        table = request_table(rows, costs, recorder.reasons, caching=caching)
+        table = request_table(rows, prefix_lookup_s(rows, costs, caching=caching), recorder.reasons)
         summary = summarise(table, counters(recorder, scheduler), scenario, costs, wall_s)
         if "tenant" in trace.requests:
             table["tenant"] = trace.column("tenant").fillna("").to_numpy()[table["row"]]

@@ -82,6 +82,23 @@ def test_a_handoff_takes_what_its_bytes_take():
     assert early.requests.iloc[0]["e2e_s"] == pytest.approx(row["e2e_s"])
 
 
+@pytest.mark.parametrize("gpu", ["H200", "H100"])
+def test_the_first_token_of_a_prefill_replica_is_split_into_its_times_there(gpu):
+    """Queue, lookup and prefill are those of the replica that computed the prompt, by its own costs."""
+    arrival = np.arange(40) * 0.01
+    table = pd.DataFrame(
+        {"arrival_s": arrival, "input_tokens": 1000 + 50 * np.arange(40), "output_tokens": 20}
+    )
+    fleet = apart(bytes_per_s=1e9, first_token="prefill", scenario={"gpu": gpu})
+    split = replay_fleet(Trace("made", table), Scenario(), fleet).requests
+    alone = replay(Trace("prompts", table.assign(output_tokens=1)), Scenario(gpu=gpu)).requests
+    parts = split[["queue_s", "prefix_lookup_s", "prefill_s", "decode_s"]].sum(axis=1)
+    np.testing.assert_allclose(parts, split["e2e_s"], rtol=0, atol=1e-8)
+    first = ["queue_s", "prefix_lookup_s", "prefill_s"]
+    pd.testing.assert_frame_equal(split[first], alone[first])
+    assert (split["prefill_s"] > 0).all() and split["queue_s"].max() > 0.05
+
+
 @pytest.mark.parametrize("depth", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 def test_a_busy_decode_replica_handles_prompts_between_its_steps(depth, after):
