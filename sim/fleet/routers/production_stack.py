@@ -3,8 +3,8 @@
     roundrobin    one engine after the other
     priority      the engine with the fewest requests per second over the last minute
     session       the session's engine on a hash ring; without a session as `priority`
-    kvaware       the engine with the longest prefix (LMCache's controller), if it lacks at most 2,000 tokens;
-                  else as `session`
+    kvaware       the engine with the longest prefix, if it lacks at most 2,000 tokens; else as `session`.
+                  LMCache's controller knows the prefixes, as the engines tell it what they store and evict
     prefixaware   at random among the engines with the longest prefix, in a trie of chunks of 128 characters
                   that forgets nothing; any engine where none has a chunk
 

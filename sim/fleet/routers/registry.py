@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -34,8 +34,9 @@ _FLAGS = {"index": "--index", "index_delay_s": "--index-delay", "metrics_period_
 class RouterKind:
     """A kind of router: how it is made, and the defaults of what it sees.
 
-    `options` are its weights and thresholds with their defaults. In `modes_without_index` (its option `mode`)
-    it does not look at what is cached.
+    `options` are its weights and thresholds with their defaults. `index` is its default; in a mode of
+    `mode_indexes` (its option `mode`) it has the index named there and no other, or with None it does not
+    look at what is cached.
     """
 
     make: Callable[[Parts], Router]
@@ -48,11 +49,20 @@ class RouterKind:
     most_tokens: int | None = None
     leaf_first: bool = True
     options: dict[str, Any] = field(default_factory=dict)
-    modes_without_index: tuple[str, ...] = ()
+    mode_indexes: dict[str, str | None] = field(default_factory=dict)
 
-    def uses_index(self, options: Mapping[str, Any]) -> bool:
-        """Whether it looks at what is cached, with these options."""
-        return self.index is not None and options.get("mode") not in self.modes_without_index
+    def index_of(self, settings: RouterSettings) -> str | None:
+        """The index it uses with these settings. Errors: BadInput for an index that its mode can't use."""
+        mode = settings.options.get("mode")
+        if mode not in self.mode_indexes:
+            return None if self.index is None else settings.index or self.index
+        index = self.mode_indexes[str(mode)]
+        if index is not None and settings.index not in (None, index):
+            raise BadInput(
+                f"router {settings.policy} in mode {mode} uses an index of {index}; "
+                f"leave --index {settings.index} out"
+            )
+        return index
 
 
 @dataclass
@@ -136,7 +146,7 @@ KINDS: dict[str, RouterKind] = {
         index="approximate",
         block_tokens=128 // _CHARACTERS,
         options={"mode": "prefixaware", "kv_aware_threshold": 2000},
-        modes_without_index=("roundrobin", "priority", "session"),
+        mode_indexes={"roundrobin": None, "priority": None, "session": None, "kvaware": "events"},
     ),
 }
 
@@ -157,11 +167,10 @@ def make(settings: RouterSettings, seed: int, block_size: int) -> tuple[Router, 
         events=None,
         metrics_period_ns=_metrics_period_ns(kind, settings),
     )
-    index = settings.index or kind.index
-    if index == "events":
+    if kind.index_of(settings) == "events":
         parts.events = EventIndex(delay_ns=round((settings.index_delay_s or 0.0) * NS))
         parts.prefixes = EventPrefixes(parts.events, block_size)
-    elif index is not None:
+    elif kind.index is not None:  # in a mode without an index it stays empty
         ttl_s = settings.index_ttl_s or kind.index_ttl_s
         guess = ApproximateIndex(
             capacity=settings.index_blocks or kind.index_blocks,
@@ -196,9 +205,10 @@ def _unused(kind: RouterKind, settings: RouterSettings) -> dict[str, str]:
     unused = {}
     if kind.metrics_period_s is None:
         unused["metrics_period_s"] = "reads no gauges"
-    if not kind.uses_index(settings.options):
+    index = kind.index_of(settings)
+    if index is None:
         unused |= dict.fromkeys(_OF_INDEX, "uses no prefix index")
-    elif (settings.index or kind.index) == "events":
+    elif index == "events":
         unused |= dict.fromkeys(_OF_GUESS, "follows KV events, which need no approximate index")
     return unused
 

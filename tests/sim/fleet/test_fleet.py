@@ -266,6 +266,14 @@ def test_prefix_affinity_finds_more_than_round_robin():
     assert hits["session"] > 1.1 * hits["round-robin"]
 
 
+def test_production_stack_by_cache_knows_what_its_replicas_store():
+    options = {"mode": "kvaware"}
+    trace = read("chat", limit=300)
+    fleet = replay_fleet(trace, Scenario(), fleet_of(4, "production-stack", options=options)).summary
+    assert fleet["fleet"]["believed_tokens"] > 10_000
+    assert fleet["fleet"]["stale_tokens"] == 0, "it hears of what is evicted"
+
+
 def test_what_is_gone_is_a_miss():
     """An index that never hears of evictions sends requests to replicas that must compute them again."""
     trace = read("chat", limit=800)

@@ -202,12 +202,13 @@ def test_production_stack_by_cache_and_by_session():
     prompts = prompts_of(rows, 32)
     prompts._sessions = ["a", None, None]
     views = views_of(3)
-    router = router_of("production-stack", mode="kvaware")
+    router, parts = make(RouterSettings(policy="production-stack", options={"mode": "kvaware"}), 0, 16)
     at = router.choose(Query(prompts, 0, 0), views).view
-    assert router.choose(Query(prompts, 0, 1), views).view is at
-    router._prefixes.add(Query(prompts, 0, 0), 1)
+    router.on_dispatch(Query(prompts, 0, 0), views[0])
+    assert router.choose(Query(prompts, 0, 1), views) == (at, 0)  # what was sent is not what is stored
+    for key, begin, end in Query(prompts, 0, 0).engine_path(16):
+        parts.events.receive(1, True, key, begin, end, 0)
     assert router.choose(Query(prompts, 2, 1), views).view is views[1]
-    router.on_dispatch(Query(prompts, 0, 1), views[0])
     assert router.choose(Query(prompts, 1, 1), views).view is views[1]  # 1,280 of 3,200 tokens: lacks 1,920
     router.kv_aware_threshold = 1900
     assert router.choose(Query(prompts, 1, 1), views).view is views[1]  # now by pace: the first without any
@@ -276,6 +277,16 @@ def test_round_robin_goes_on_after_a_replica_that_left():
             "router production-stack in mode session uses no prefix index; leave --index-delay out",
         ),
         ("dynamo", {"index_blocks": 9}, "follows KV events, which need no approximate index"),
+        (
+            "production-stack",
+            {"block_tokens": 9, "options": {"mode": "kvaware"}},
+            "in mode kvaware follows KV events, which need no approximate index; leave block_tokens out",
+        ),
+        (
+            "production-stack",
+            {"index": "approximate", "options": {"mode": "kvaware"}},
+            "in mode kvaware uses an index of events; leave --index approximate out",
+        ),
     ],
 )
 def test_a_router_refuses_settings_of_an_index_that_it_does_not_use(policy, fields, words):
