@@ -39,7 +39,7 @@ def show_replicas(result: Result) -> None:
     console.out.print(
         f"fleet: {counted(fleet['replicas'], 'replica')} on {counted(fleet['gpus'], 'GPU')} behind "
         f"{fleet['router']}; herding "
-        f"{fleet['herding']:.2f}, busiest replica {fleet['imbalance']:.2f} x the mean",
+        f"{fleet['herding']:.2f}, busiest replica {fleet['imbalance']:.2f} x an even share",
         soft_wrap=True,
     )
     if len(result.timeline) > fleet["replicas"]:

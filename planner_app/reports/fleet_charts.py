@@ -39,7 +39,7 @@ def replicas_over_time(runs: Sequence[NamedRun]) -> go.Figure:
 
 def requests_per_replica(fleet: dict[str, Any]) -> go.Figure:
     """How many requests ended on each replica, of a summary's `fleet`."""
-    words = f"The busiest replica did {fleet['imbalance']:.2f} times the mean's work."
+    words = f"The busiest replica did {fleet['imbalance']:.2f} times an even share of the work."
     figure = chart("Requests per replica", words, "", "requests")
     rows = fleet["by_replica"]
     figure.add_bar(

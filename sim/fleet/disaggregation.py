@@ -24,6 +24,7 @@ import pandas as pd
 import simpy
 from pagecast.sim.core import handoff as blocks
 from pagecast.sim.core.request import Request, State
+from pagecast.sim.fleet.choices import Choices
 from pagecast.sim.fleet.fleet import Fleet, call_at
 from pagecast.sim.fleet.handoff import Handoff, HandoffFeed, Ports, Tasks
 from pagecast.sim.fleet.inbox import HandoffInbox
@@ -56,11 +57,17 @@ class DisaggregatedFleet(Fleet):
         super().__init__(env, clients, prompts, router, **more)
         self.decode_router = decode_router
         self.settings = settings
+        self.decode_choices = Choices()
         self.prefill_ready: list[View] = []
         self.handoffs: dict[int, Handoff[Member]] = {}
         self.local_requests = 0
         self.ports = Ports(settings.bytes_per_s, round(settings.latency_s * NS))
         self._tasks: defaultdict[int, Tasks[Member]] = defaultdict(Tasks)  # by replica
+
+    @property
+    def routers(self) -> list[Choices]:
+        """What each of the two routers chose."""
+        return [self.choices, self.decode_choices]
 
     def add(self, member: Member, view: View, ready_ns: int | None = None) -> None:
         """A replica of either role."""
@@ -80,6 +87,7 @@ class DisaggregatedFleet(Fleet):
         decode, cached = self.decode_router.choose(query, self.ready)
         decode.add(row, query.prompt_tokens)
         self.decode_router.on_dispatch(query, decode)
+        self.decode_choices.add(row, decode, self.ready)
         target = self.members[decode.number]
         if query.prompt_tokens - cached < self.settings.remote_tokens:
             self.local_requests += 1
@@ -88,6 +96,7 @@ class DisaggregatedFleet(Fleet):
         prefill, cached = self.router.choose(query, self.prefill_ready)
         prefill.add(row, query.prompt_tokens)
         self.router.on_dispatch(query, prefill)
+        self.choices.add(row, prefill, self.prefill_ready)
         source = self.members[prefill.number]
         self.handoffs[row] = Handoff(row, source, target)
         _feed(source).one_token.add(row)
@@ -95,7 +104,6 @@ class DisaggregatedFleet(Fleet):
 
     def _send(self, row: int, member: Member, believed_tokens: int, now: int, arrival_ns: int) -> None:
         self.believed_tokens[row] = believed_tokens
-        self.choices.append(member.number)
         self.place[row] = member
         self._deliver(member, row, now, arrival_ns)
 

@@ -1,10 +1,8 @@
-"""Figures of a fleet: those of all its replicas together, and how evenly a router spread the requests.
+"""Figures of a fleet: those of all its replicas together, and of what its router did.
 
-Herding is how much a router runs after one replica for a while: of each row of 4 N consecutive requests (N
-replicas), the largest share that one replica got, from 0 (an even share) to 1 (all of them); their mean.
-Imbalance is the busiest replica's output and uncached prompt tokens over the mean replica's. Stale tokens are
-prompt tokens that the router believed cached and the replica had to compute, though it could have had them
-cached: those in whole blocks before the last token, which is always computed.
+Stale tokens are prompt tokens that the router believed cached and the replica had to compute, though it could
+have had them cached: those in whole blocks before the last token, which is always computed. Herding and
+imbalance are those of `sim.fleet.spread`.
 """
 
 from __future__ import annotations
@@ -13,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pagecast.sim.fleet.choices import Choices
 from pagecast.sim.fleet.member import Member
+from pagecast.sim.fleet.spread import computed_tokens, herding, imbalance
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.replay.clients import NS
 from pagecast.sim.replay.metrics import (
@@ -44,10 +44,18 @@ _SUMS = (
     "failed_allocations",
 )
 _REPLICA_COLUMNS = (
-    *("state", "arrival_s", "admitted_s", "input_tokens", "cached_tokens", "partial_tokens", "output_tokens"),
+    *(
+        "row",
+        "state",
+        "arrival_s",
+        "admitted_s",
+        "input_tokens",
+        "cached_tokens",
+        "partial_tokens",
+        "output_tokens",
+    ),
     *("ttft_s", "tpot_s"),
 )
-_WINDOW = 4
 _LEAVES = ("draining", "lost")  # events after which a replica takes no more requests
 
 
@@ -91,14 +99,15 @@ def combine(summaries: list[dict[str, Any]], table: pd.DataFrame, wall_s: float)
 
 def routing_figures(
     table: pd.DataFrame,
-    choices: list[int],
+    routers: list[Choices],
     believed: list[int],
-    replicas: pd.DataFrame,
+    served: dict[int, pd.DataFrame],
     block_sizes: Ints,
 ) -> dict[str, Any]:
     """How a router spread the requests: herding, imbalance and stale tokens.
 
-    `block_sizes`: tokens per block where each row of `table` was served.
+    `served`: the rows that ended on each replica, by its number. `block_sizes`: tokens per block where each
+    row of `table` was served.
     """
     admitted = table["admitted_s"].notna().to_numpy()
     rows, cached, prompts = (
@@ -106,27 +115,12 @@ def routing_figures(
     )
     claimed = np.array(believed, dtype=np.int64)[rows]
     cacheable = np.minimum(claimed, whole_blocks(prompts, block_sizes[admitted]))
-    work = replicas["computed_tokens"].to_numpy(np.float64)
     return {
-        "herding": herding(choices, len(replicas)),
-        "imbalance": float(work.max() / work.mean()) if work.sum() else 1.0,
+        "herding": herding(routers),
+        "imbalance": imbalance(routers, served, len(believed)),
         "believed_tokens": int(claimed.sum()),
         "stale_tokens": int(np.maximum(cacheable - cached, 0).sum()),
     }
-
-
-def herding(choices: list[int], replicas: int) -> float:
-    """See above; 0 for one replica, or fewer than one window of requests."""
-    size = _WINDOW * replicas
-    windows = len(choices) // size
-    if replicas < 2 or not windows:
-        return 0.0
-    rows = np.array(choices[: windows * size], dtype=np.int64).reshape(windows, size)
-    counts = np.zeros((windows, int(rows.max()) + 1), dtype=np.int64)
-    np.add.at(counts, (np.arange(windows)[:, None], rows), 1)
-    share = counts.max(axis=1) / size
-    even = 1 / replicas
-    return float(((share - even) / (1 - even)).mean())
 
 
 def gpu_figures(members: list[Member], table: pd.DataFrame, price: float | None) -> dict[str, Any]:
@@ -217,9 +211,6 @@ def replica_figures(table: pd.DataFrame, counted: Counters, name: str, gpu: str)
     """Figures of one replica: what it served, how fast, and how much of it was cached."""
     states = table["state"].to_numpy()
     completed = states == "completed"
-    admitted = ~np.isnan(table["admitted_s"].to_numpy(np.float64))
-    prompts = table["input_tokens"].to_numpy(np.int64)[admitted]
-    cached = int(table["cached_tokens"].to_numpy(np.int64)[admitted].sum())
     output = int(table["output_tokens"].to_numpy(np.int64)[states != "rejected"].sum())
     return {
         "replica": name,
@@ -227,7 +218,7 @@ def replica_figures(table: pd.DataFrame, counted: Counters, name: str, gpu: str)
         "requests": len(table),
         "completed": int(completed.sum()),
         "rejected": int((states == "rejected").sum()),
-        "computed_tokens": int(prompts.sum()) - cached + output,
+        "computed_tokens": int(computed_tokens(table).sum()),
         "output_tokens": output,
         "token_hit_rate": prefix_hits(table, counted.limits.block_size).rate,
         "ttft_p99_s": _p99(table["ttft_s"]),

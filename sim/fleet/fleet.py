@@ -15,6 +15,7 @@ from typing import Any
 
 import simpy
 from pagecast.sim.core.request import State
+from pagecast.sim.fleet.choices import Choices
 from pagecast.sim.fleet.member import Member
 from pagecast.sim.fleet.query import Prompts, Query
 from pagecast.sim.fleet.routers.router import Router
@@ -38,7 +39,7 @@ class Fleet:
 
     `place`: the member that serves each row now. `waiting`: rows without a replica, because none is ready or
     theirs was lost, and when each may be sent. `believed_tokens`: the prompt tokens that the router believed
-    cached where it sent a row last. `choices`: the replica numbers in the order of routing. `unserved`: the
+    cached where it sent a row last. `choices`: what the router chose. `unserved`: the
     requests that no replica ended. `log`: times, replica names and what happened to them. `on_empty(member)`
     is called when a draining replica has served its last.
     """
@@ -67,7 +68,7 @@ class Fleet:
         self.place: dict[int, Member] = {}
         self.waiting: dict[int, int] = {}
         self.believed_tokens = [0] * len(prompts.input_tokens)
-        self.choices: list[int] = []
+        self.choices = Choices()
         self.retries: dict[int, int] = {}
         self.log: list[tuple[int, str, str]] = []
         self.unserved = Recorder()
@@ -80,6 +81,11 @@ class Fleet:
     def over(self) -> bool:
         """Whether every request has ended, but for retries that were not needed."""
         return self._remaining == self.clients.skipped
+
+    @property
+    def routers(self) -> list[Choices]:
+        """What each of the fleet's routers chose."""
+        return [self.choices]
 
     def start(self) -> None:
         """Waits for the first client."""
@@ -218,10 +224,9 @@ class Fleet:
         view, cached_tokens = self.router.choose(query, self.ready)
         view.add(row, query.prompt_tokens)
         self.router.on_dispatch(query, view)
-        number = view.number
         self.believed_tokens[row] = cached_tokens
-        self.choices.append(number)
-        member = self.place[row] = self.members[number]
+        self.choices.add(row, view, self.ready)
+        member = self.place[row] = self.members[view.number]
         self._deliver(member, row, now, arrival_ns)
 
     def _deliver(self, member: Member, row: int, now: int, arrival_ns: int | None) -> None:

@@ -244,7 +244,9 @@ class _FleetRun:
             "gpus": sum(member.scenario.tensor_parallel_size for member in members),
             **gpu_figures(members, table, self.settings.price_per_gpu_hour),
             "retries": sum(self.fleet.retries.values()),
-            **routing_figures(table, self.fleet.choices, self.fleet.believed_tokens, replicas, block_sizes),
+            **routing_figures(
+                table, self.fleet.routers, self.fleet.believed_tokens, served_rows, block_sizes
+            ),
             "by_replica": listed,
         }
         if "tenant" in self.trace.requests:
