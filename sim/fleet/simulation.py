@@ -103,7 +103,7 @@ def replay_fleet(
         wall_s = time.perf_counter() - started
         result = fleet_run.result(wall_s, keep_steps=keep_steps)
         if folder is not None:
-            save(folder, trace, scenario, fleet_run.fleet.members[0].costs, result.summary, result.requests)
+            save(folder, trace, scenario, fleet_run.auto_costs(), result.summary, result.requests)
             settings.save(folder / "fleet.yaml")
             result.replicas.to_parquet(folder / "replicas.parquet", index=False)
             result.timeline.to_parquet(folder / "timeline.parquet", index=False)
@@ -186,6 +186,12 @@ class _FleetRun:
     def revisions(self) -> list[RevisionWatch]:
         """The old blocks of each replica, where the model's revision changes."""
         return [member.revision for member in self.fleet.members if member.revision is not None]
+
+    def auto_costs(self) -> str:
+        """What stands for the costs `auto`: their name, or `auto` where replicas differ in it."""
+        members = self.fleet.members
+        names = {member.costs.name for member in members if member.scenario.costs == "auto"}
+        return names.pop() if len(names) == 1 else "auto"
 
     def run(self, progress: Progress | None) -> None:
         """Runs until every request has ended."""

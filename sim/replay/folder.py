@@ -13,7 +13,6 @@ from typing import Any
 
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 from pagecast.traces.write import write_parquet
@@ -101,18 +100,21 @@ def save(
     folder: Path,
     trace: Trace,
     scenario: Scenario,
-    costs: StepCosts,
+    costs: str,
     summary: dict[str, Any],
     table: pd.DataFrame,
 ) -> None:
-    """Writes what is needed to read a replay and to repeat it: trace and scenario, costs by their name."""
+    """Writes what is needed to read a replay and to repeat it: trace and scenario.
+
+    `costs`: what stands for `auto` in the scenario, the name of the costs that were used.
+    """
     fields: dict[str, Any] = {}
     if Path(scenario.model).expanduser().exists():
         fields["model"] = str(Path(scenario.model).expanduser().absolute())
     if Path(scenario.costs).is_file():
         fields["costs"] = str(Path(scenario.costs).absolute())
     elif scenario.costs == "auto":
-        fields["costs"] = costs.name
+        fields["costs"] = costs
     table.to_parquet(folder / "requests.parquet", index=False)
     write_parquet(trace, folder / "trace.parquet")
     scenario.model_copy(update=fields).save(folder / "scenario.yaml")

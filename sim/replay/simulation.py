@@ -154,7 +154,7 @@ def replay(
         remarks = notes(trace, scenario, costs, table, recorder, share)
         result = Result(trace.name, scenario, summary, table, recorder.steps(), remarks)
         if folder is not None:
-            save(folder, trace, scenario, costs, summary, table)
+            save(folder, trace, scenario, costs.name, summary, table)
     again = partial(replay, costs=costs, arrivals=arrivals, keep_steps=False)
     add_comparisons(trace, scenario, result, [watch] if watch is not None else [], again, out)
     return result

@@ -339,6 +339,30 @@ def test_a_fleet_leaves_its_folder(tmp_path):
     assert set(pd.read_parquet(tmp_path / "run" / "steps.parquet")["replica"]) == {"replica-0", "replica-1"}
 
 
+@pytest.mark.parametrize(
+    ("fields", "costs"),
+    [
+        ({"groups": [{"replicas": 1}, {"replicas": 1, "scenario": {"gpu": "H100"}}]}, "auto"),
+        ({"rollout": {"at_s": 2.0, "scenario": {"gpu": "H100"}}, "startup": {"engine_s": 1}}, "auto"),
+        (
+            {"groups": [{"replicas": 1}, {"scenario": {"gpu": "H100", "costs": "roofline"}}]},
+            "vllm-0.24-h200-qwen3-8b",
+        ),
+        ({"groups": [{"replicas": 2, "scenario": {"gpu": "H100"}}]}, "vllm-0.24-h100-qwen3-8b"),
+    ],
+    ids=["groups", "rollout", "group with its own costs", "another GPU alone"],
+)
+def test_a_fleet_of_several_gpus_can_be_repeated_from_its_folder(tmp_path, fields, costs):
+    folder = tmp_path / "run"
+    was = replay_fleet(read("chat", limit=80), Scenario(), FleetSettings.make(fields), out=folder)
+    scenario = Scenario.load(folder / "scenario.yaml")
+    fleet = FleetSettings.load(folder / "fleet.yaml")
+    again = replay_fleet(read(folder / "trace.parquet"), scenario, fleet)
+    assert scenario.costs == costs
+    assert again.summary["costs"] == was.summary["costs"]
+    pd.testing.assert_frame_equal(again.requests, was.requests, check_exact=True)
+
+
 def windowed(rows):
     count = len(rows)
     table = pd.DataFrame(rows, columns=["arrival_s", "input_tokens", "output_tokens"])
