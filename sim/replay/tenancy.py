@@ -36,6 +36,7 @@ def tenant_figures(
     table: pd.DataFrame, ledger: TenantLedger | None, block_size: int | Ints
 ) -> dict[str, Any]:
     """By tenant: requests, latency, hits, and blocks evicted, by whom. Content shared by all is tenant "".
+    Rejected requests have neither latency nor output, as in the summary.
 
     `block_size`: in tokens, of all rows or of each. Without a ledger nobody counted evictions by tenant, and
     these figures are None.
@@ -46,14 +47,15 @@ def tenant_figures(
         rows = table.iloc[places]
         states = rows["state"].value_counts()
         hits = prefix_hits(rows, sizes[places])
-        ttft = rows["ttft_s"].to_numpy(np.float64)
+        accepted = rows[rows["state"] != "rejected"]
+        ttft = accepted["ttft_s"].to_numpy(np.float64)
         ttft = ttft[~np.isnan(ttft)]
         figures[str(tenant)] = {
             "requests": len(rows),
             **{state: int(states.get(state, 0)) for state in ("completed", "rejected", "cancelled")},
             "ttft_mean_s": float(ttft.mean()) if len(ttft) else None,
             "ttft_p99_s": float(np.percentile(ttft, 99)) if len(ttft) else None,
-            "output_tokens": int(rows["output_tokens"].sum()),
+            "output_tokens": int(accepted["output_tokens"].sum()),
             "eligible_prefix_tokens": hits.eligible,
             "reused_prefix_tokens": hits.reused,
             "token_hit_rate": hits.rate,

@@ -306,3 +306,13 @@ def test_rejections_by_a_ceiling_are_counted_together() -> None:
     scenario = Scenario(tenants="*:blocks=10", num_gpu_blocks=2000, costs="roofline")
     summary = replay(_of_tenants(60), scenario).summary
     assert summary["rejected_reasons"] == {"needs more than its tenant's 10 blocks of 16 tokens": 60}
+
+
+def test_rejected_requests_are_no_output_of_their_tenant() -> None:
+    trace = _of_tenants(8)
+    trace.requests["output_tokens"] = [50, 50, 50, 50, 9000, 9000, 9000, 50]
+    summary = replay(trace, Scenario(max_model_len=2000, costs="roofline")).summary
+    tenants = summary["tenants"].values()
+    assert summary["rejected"] == sum(tenant["rejected"] for tenant in tenants) == 3
+    assert [tenant["output_tokens"] for tenant in tenants] == [150, 100]
+    assert summary["output_tokens"] == 250
