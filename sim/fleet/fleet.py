@@ -76,6 +76,7 @@ class Fleet:
         self._remaining = len(prompts.input_tokens)
         self._arrival_ns: dict[int, int] = {}
         self._client_times: set[int] = set()
+        self._given_up: set[int] = set()  # rows whose client left while a replica had them
 
     @property
     def over(self) -> bool:
@@ -128,7 +129,10 @@ class Fleet:
         self.on_empty(member)
 
     def lose(self, member: Member) -> None:
-        """A replica is gone at once, with all it had: its requests are sent again when that is noticed."""
+        """A replica is gone at once, with all it had: its requests are sent again when that is noticed.
+
+        But those whose client has left end here: the replica may not have heard of it yet.
+        """
         now = int(self.env.now)
         self._log_event(member, "lost")
         self._remove_from_ready(member)
@@ -137,7 +141,10 @@ class Fleet:
         for row in list(view.prompts):
             view.remove(row)
             del self.place[row]
-            self._retry(row, now)
+            if row in self._given_up:
+                self._end_unserved(row, now, State.CANCELLED, "")
+            else:
+                self._retry(row, now)
         self.router.on_leave(view)
 
     def _remove_from_ready(self, member: Member) -> None:
@@ -207,6 +214,7 @@ class Fleet:
         """A client gives up."""
         member = self.place.get(row)
         if member is not None:
+            self._given_up.add(row)
             self._deliver(member, row, now, None)
         elif row in self.waiting:
             del self.waiting[row]

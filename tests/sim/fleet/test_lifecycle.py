@@ -264,6 +264,19 @@ def test_retries_of_clients_follow_a_lost_fleet_too():
     assert result.requests["row"].tolist() == [0, 1], "the first was rejected, so it is sent again"
 
 
+@pytest.mark.parametrize("hop_s", [0.0, 0.015], ids=["told", "on its way"])
+def test_a_client_that_left_is_not_served_after_its_replica_is_lost(hop_s):
+    """It leaves at 0.01 s, in the first step of its replica, which is lost at 0.02 s."""
+    table = pd.DataFrame({"arrival_s": [0.0, 0.0], "input_tokens": 8000, "output_tokens": 50})
+    table["cancel_after_s"] = [0.01, np.nan]
+    lost = [{"at_s": 0.02, "replica": f"replica-{number}", "back_after_s": 0.0} for number in (0, 1)]
+    fleet = fleet_of(2, incidents=lost, router={"policy": "round-robin", "hop_s": hop_s})
+    result = replay_fleet(Trace("left", table), Scenario(costs="roofline"), fleet)
+    assert result.requests["state"].tolist() == ["cancelled", "completed"]
+    assert result.requests["finished_s"][0] == 0.02
+    assert result.requests["output_tokens"].tolist() == [0, 50]
+
+
 def test_a_fleet_keeps_the_accounts_of_tenants():
     trace = with_retries(40)
     scenario = Scenario(num_gpu_blocks=60, costs="roofline", tenants="a:blocks=50 *:weight=1")
