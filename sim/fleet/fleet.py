@@ -39,9 +39,9 @@ class Fleet:
 
     `place`: the member that serves each row now. `waiting`: rows without a replica, because none is ready or
     theirs was lost, and when each may be sent. `believed_tokens`: the prompt tokens that the router believed
-    cached where it sent a row last. `choices`: what the router chose. `unserved`: the
-    requests that no replica ended. `log`: times, replica names and what happened to them. `on_empty(member)`
-    is called when a draining replica has served its last.
+    cached where it sent a row last. `choices`: what the router chose. `sent_again`: how often a request was
+    sent whose replica had been lost. `unserved`: the requests that no replica ended. `log`: times, replica
+    names and what happened to them. `on_empty(member)` is called when a draining replica has served its last.
     """
 
     def __init__(
@@ -69,13 +69,14 @@ class Fleet:
         self.waiting: dict[int, int] = {}
         self.believed_tokens = [0] * len(prompts.input_tokens)
         self.choices = Choices()
-        self.retries: dict[int, int] = {}
+        self.sent_again = 0
         self.log: list[tuple[int, str, str]] = []
         self.unserved = Recorder()
         self.on_empty: Callable[[Member], None] = lambda member: None
         self._remaining = len(prompts.input_tokens)
         self._arrival_ns: dict[int, int] = {}
         self._client_times: set[int] = set()
+        self._losses: dict[int, int] = {}  # how often each row's replica was lost
         self._given_up: set[int] = set()  # rows whose client left while a replica had them
 
     @property
@@ -154,8 +155,8 @@ class Fleet:
         self.log.append((int(self.env.now), member.name, what))
 
     def _retry(self, row: int, now: int) -> None:
-        tries = self.retries[row] = self.retries.get(row, 0) + 1
-        if tries > self.most_retries:
+        losses = self._losses[row] = self._losses.get(row, 0) + 1
+        if losses > self.most_retries:
             self._end_unserved(row, now, State.REJECTED, f"its replica was lost, {self.most_retries} retries")
             return
         self.waiting[row] = now + self.retry_ns
@@ -165,6 +166,7 @@ class Fleet:
         """Sends a request that waits, if its client still does and there is a replica."""
         if row in self.waiting and self.ready:
             del self.waiting[row]
+            self.sent_again += row in self._losses
             self.route(row, int(self.env.now), self._arrival_ns[row])
 
     def reject_waiting(self) -> bool:

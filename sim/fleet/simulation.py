@@ -249,7 +249,7 @@ class _FleetRun:
             "replicas": len(members),
             "gpus": sum(member.scenario.tensor_parallel_size for member in members),
             **gpu_figures(members, table, self.settings.price_per_gpu_hour),
-            "retries": sum(self.fleet.retries.values()),
+            "retries": self.fleet.sent_again,
             **routing_figures(
                 table, self.fleet.routers, self.fleet.believed_tokens, served_rows, block_sizes
             ),

@@ -97,10 +97,25 @@ def test_without_retries_or_replicas_requests_are_rejected_with_the_reason():
     reasons = result.requests["reason"].value_counts()
     assert set(reasons.index) == {"", "its replica was lost, 0 retries", "no replica was left"}
     assert (result.requests.loc[result.requests["reason"] != "", "replica"] == "").all()
+    assert result.summary["fleet"]["retries"] == 0
     back = [{"at_s": 5.0, "replica": "replica-0", "back_after_s": 1.0}]
     result = replay_fleet(trace, Scenario(), fleet_of(1, incidents=back))
     assert result.summary["completed"] == len(trace)
     assert result.summary["ttft_s"]["max"] > 1.2
+
+
+def test_requests_that_wait_in_vain_were_not_sent_again():
+    """Two are lost with the only replica: one is given up meanwhile, and nobody is left for the other."""
+    table = pd.DataFrame({"arrival_s": [0.0, 0.0], "input_tokens": 500, "output_tokens": 200})
+    table["cancel_after_s"] = [0.8, np.nan]
+    gone = [{"at_s": 0.5, "replica": "replica-0"}]
+    result = replay_fleet(Trace("two", table), Scenario(), fleet_of(1, incidents=gone))
+    assert result.requests["state"].tolist() == ["cancelled", "rejected"]
+    assert result.summary["fleet"]["retries"] == 0
+    back = [{"at_s": 0.5, "replica": "replica-0", "back_after_s": 0.0}]
+    result = replay_fleet(Trace("two", table), Scenario(), fleet_of(1, incidents=back))
+    assert result.requests["state"].tolist() == ["cancelled", "completed"]
+    assert result.summary["fleet"]["retries"] == 1
 
 
 def test_a_drained_replica_ends_its_requests_and_gets_no_more():
