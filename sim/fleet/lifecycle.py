@@ -60,6 +60,7 @@ class FleetLifecycle:
         self._suffix = ""  # of a group's name in the names of replicas that are started now
         self._groups: dict[int, str] = {}  # by replica number
         self._names: dict[str, int] = {}
+        self._scaled = settings.group_name(0)  # the group that is autoscaled
         self._targets: deque[tuple[int, int]] = deque()  # replicas that the autoscaler wanted, by time
         self._predecessors: deque[Member] = deque()  # replicas that a rollout still has to replace
         self._successors: dict[int, Member] = {}  # those that start, by the number of whom they replace
@@ -84,7 +85,7 @@ class FleetLifecycle:
             )
         if self.settings.scaling is not None:
             # At the start as many are wanted as there are, but never more than `most`.
-            self._targets.append((0, min(len(names), self.settings.scaling.most)))
+            self._targets.append((0, min(self.settings.groups[0].replicas, self.settings.scaling.most)))
             self._next_look(self.settings.scaling)
 
     # ---- incidents
@@ -172,7 +173,8 @@ class FleetLifecycle:
             return
         now = int(fleet.env.now)
         surge = self._surge()
-        active = [member for member in fleet.members if _is_active(member) and member.number not in surge]
+        own = [member for member in fleet.members if self._groups[member.number] == self._scaled]
+        active = [member for member in own if _is_active(member) and member.number not in surge]
         ready = [member for member in active if member.ready_ns <= now]
         wanted = len(active)
         if ready:
@@ -188,7 +190,7 @@ class FleetLifecycle:
             self._targets.popleft()
         if wanted > len(active):
             for _ in range(wanted - len(active)):
-                self._launch(self._groups[fleet.members[0].number])
+                self._launch(self._scaled)
         else:
             calm = max(count for _, count in self._targets)
             surplus = len(active) - max(calm, wanted)

@@ -211,6 +211,24 @@ def test_the_replicas_of_the_start_are_drained_after_the_time_of_less_need_too(d
     assert drained["time_s"].tolist() == [first_s] * 3
 
 
+def test_an_autoscaler_goes_by_its_own_group_and_leaves_others_alone():
+    """The first group alone is too small, idle and scaled; the replicas of the other one stay."""
+    groups = [{"name": "a", "replicas": 1}, {"name": "b", "replicas": 3, "scenario": {"gpu": "H100"}}]
+    scaling = {"target": 4.0, "least": 2, "most": 4, "every_s": 5.0, "down_after_s": 0.0}
+    result = replay_fleet(
+        steady(0.5, 30), Scenario(costs="roofline"), fleet_of(1, groups=groups, scaling=scaling)
+    )
+    assert result.timeline["event"].tolist() == ["ready"] * 4 + ["started", "ready"]
+    assert result.timeline["replica"].tolist()[-2:] == ["a-1", "a-1"]
+    down = {**scaling, "least": 1}
+    groups = [{"name": "a", "replicas": 3}, {"name": "b", "replicas": 2, "scenario": {"gpu": "H100"}}]
+    result = replay_fleet(
+        steady(0.5, 30), Scenario(costs="roofline"), fleet_of(1, groups=groups, scaling=down)
+    )
+    drained = result.timeline[result.timeline["event"] == "draining"]
+    assert drained["replica"].str[0].tolist() == ["a", "a"]
+
+
 def test_replicas_beyond_the_most_are_drained_at_the_first_look():
     scaling = {"target": 4.0, "least": 2, "most": 2, "every_s": 5.0, "down_after_s": 60.0}
     result = replay_fleet(steady(1, 20), Scenario(costs="roofline"), fleet_of(4, scaling=scaling))
