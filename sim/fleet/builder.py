@@ -25,10 +25,7 @@ from pagecast.traces.schema import Trace
 
 
 class Builder:
-    """Makes members of the scenarios of a trace. What equal members share is made once.
-
-    `share`: how many of the engine's blocks one block of a sequence takes, of the scenario seen last.
-    """
+    """Makes members of the scenarios of a trace. What equal members share is made once."""
 
     def __init__(
         self,
@@ -43,7 +40,6 @@ class Builder:
         fast_forward: bool,
     ) -> None:
         self.env = env
-        self.share = 1.0
         self._trace = trace
         self._outputs: list[int] = trace.integers("output_tokens").tolist()
         self._prompts = prompts
@@ -61,12 +57,13 @@ class Builder:
         """A member, and how the router sees it. Errors: BadInput for a block size that can't be."""
         kind = scenario.model_dump_json()
         if kind not in self._made:
-            share = blocks_per_block(self._trace, scenario)
+            engine_blocks = blocks_per_block(self._trace, scenario)
             costs = self._costs or scenario.step_costs()
             if self._change is not None:
                 costs = self._change(costs)
-            self._made[kind] = (share, with_accounts(scenario.limits(share), self._trace), costs)
-        self.share, limits, costs = self._made[kind]
+            limits = with_accounts(scenario.limits(engine_blocks), self._trace)
+            self._made[kind] = (engine_blocks, limits, costs)
+        engine_blocks, limits, costs = self._made[kind]
         if role != "both" and not scenario.enable_prefix_caching:
             raise BadInput("fleet: disaggregation needs prefix caching")
         feed = self._prompts.feed(scenario.block_size)
@@ -77,6 +74,7 @@ class Builder:
             scenario,
             kind=kind,
             limits=limits,
+            engine_blocks_per_block=engine_blocks,
             costs=costs,
             feed=feed if role == "both" else HandoffFeed(feed),
             role=role,

@@ -24,7 +24,8 @@ from pagecast.sim.scenario import Scenario
 class Member:
     """Replica number `number` of a fleet. Replicas of equal scenarios have one `kind`.
 
-    `outputs`: the trace's output lengths, for admission that reserves.
+    `engine_blocks_per_block`: how many of the engine's blocks one block of a sequence takes. `outputs`: the
+    trace's output lengths, for admission that reserves.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Member:
         *,
         kind: str,
         limits: Limits,
+        engine_blocks_per_block: float,
         costs: StepCosts,
         feed: Feed,
         role: str,
@@ -52,6 +54,7 @@ class Member:
         self.role = role
         self.feed = feed
         self.limits = limits
+        self.engine_blocks_per_block = engine_blocks_per_block
         self.costs = costs
         speculation = speculate(None, scenario, costs)
         self.scheduler = Scheduler(limits, scenario.rules(costs, outputs), drafter=speculation)

@@ -35,7 +35,7 @@ from pagecast.sim.fleet.view import View
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.folder import replacing, save
 from pagecast.sim.replay.metrics import prefix_lookup_s, request_table
-from pagecast.sim.replay.notes import notes
+from pagecast.sim.replay.notes import notes, windows_note
 from pagecast.sim.replay.offloading_figures import offloading_figures
 from pagecast.sim.replay.recorder import request_frame
 from pagecast.sim.replay.replicates import ChangeCosts
@@ -269,18 +269,22 @@ class _FleetRun:
                 figures["eviction"] = eviction
         if self.revisions:
             summary["peak"] = self._add_peaks(table, served_rows, listed)
-        busiest = max(members, key=lambda member: member.recorder.ended)
-        remarks = notes(
-            self.trace, busiest.scenario, busiest.costs, table, busiest.recorder, self._builder.share
-        )
-        others = (alike[0].costs.expected_error() for alike in kinds.values())
-        remarks += tuple(note for note in dict.fromkeys(others) if note not in remarks)
+        remarks = self._notes(table, [alike[0] for alike in kinds.values()])
         timeline = pd.DataFrame(self.fleet.log, columns=["time_s", "replica", "event"])
         timeline["time_s"] = timeline["time_s"] / NS
         steps = self.steps() if keep_steps else pd.DataFrame()
         return FleetResult(
             self.trace.name, self.scenario, summary, table, steps, remarks, self.settings, replicas, timeline
         )
+
+    def _notes(self, table: pd.DataFrame, kinds: list[Member]) -> tuple[str, ...]:
+        """Notes on the busiest replica, then what else is to be said of one replica of each kind."""
+        busiest = max(self.fleet.members, key=lambda member: member.recorder.ended)
+        engine_blocks = busiest.engine_blocks_per_block
+        remarks = notes(self.trace, busiest.scenario, busiest.costs, table, busiest.recorder, engine_blocks)
+        others: list[str | None] = [member.costs.expected_error() for member in kinds]
+        others += [windows_note(member.scenario, member.engine_blocks_per_block) for member in kinds]
+        return remarks + tuple(note for note in dict.fromkeys(others) if note and note not in remarks)
 
     def _add_peaks(
         self, table: pd.DataFrame, served: dict[int, pd.DataFrame], listed: list[dict[str, Any]]

@@ -39,7 +39,7 @@ def notes(
             else 0
         )
         texts.append(outside(context, recorder.most_tokens, recorder.most_requests, scenario.block_size))
-    texts += [_too_long(scenario, longest), _windows(scenario, blocks_per_block), *_override(scenario)]
+    texts += [_too_long(scenario, longest), windows_note(scenario, blocks_per_block), *_override(scenario)]
     texts += [memory_note(scenario), _speculation(scenario), _acceptance(scenario, trace)]
     texts.append(_without_effect(scenario, trace))
     return tuple(note for note in texts if note)
@@ -52,7 +52,8 @@ def _too_long(scenario: Scenario, longest: int) -> Note | None:
     return Note("beyond_model_length", model=scenario.model, longest_tokens=longest, model_tokens=most)
 
 
-def _windows(scenario: Scenario, blocks_per_block: float) -> Note | None:
+def windows_note(scenario: Scenario, blocks_per_block: float) -> Note | None:
+    """A note on windows of which only the mean is modelled: `blocks_per_block` as in `replay.windows`."""
     if blocks_per_block == 1.0 or scenario.limits(blocks_per_block).groups:
         return None
     return Note("sliding_windows", model=scenario.model, blocks_per_block=blocks_per_block)

@@ -556,3 +556,12 @@ def test_a_group_can_not_change_what_requests_are_made_by(name):
     groups = [{"replicas": 1, "scenario": {name: value}}]
     with pytest.raises(BadInput, match=f"group replica: {name} is for all replicas"):
         replay_fleet(read("chat", limit=5), Scenario(), FleetSettings.make({"groups": groups}))
+
+
+def test_windows_of_which_the_mean_is_modelled_are_told_whichever_group_they_are_in():
+    windowed = {"scenario": {"model": "google/gemma-3-27b-it", "tensor_parallel_size": 2}}
+    scenario = Scenario(profile="nano-vllm", costs="roofline")
+    for groups in ([{}, windowed], [windowed, {}], [{"replicas": 2}, windowed], [{}]):
+        fleet = FleetSettings.make({"groups": groups})
+        told = [note.code for note in replay_fleet(read("chat", limit=30), scenario, fleet).notes]
+        assert told.count("sliding_windows") == groups.count(windowed)
