@@ -143,6 +143,16 @@ class Arrivals:
         self._look_ahead()
 
 
+def session_numbers(trace: Trace, unnamed: Ints) -> Ints:
+    """The session of each row, numbered from 0 as they come.
+
+    Rows without a session's name are one session where their numbers in `unnamed` are equal.
+    """
+    named = pd.factorize(trace.column("session").astype("string"))[0]  # -1 without a name
+    numbers = np.where(named < 0, int(named.max(initial=-1)) + 1 + unnamed, named)
+    return pd.factorize(numbers)[0].astype(np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Chains:
     """Requests that one user sends one after another: a session's rows in the trace's order, or one request.
@@ -163,9 +173,7 @@ class Chains:
         for row, parent in enumerate(trace.integers("after").tolist()):
             if parent >= 0:
                 root[row] = root[parent]
-        alone = pd.Series(root.astype(str)).radd("row ")
-        names = trace.column("session").astype("string").reset_index(drop=True).fillna(alone)
-        chain = pd.factorize(names)[0].astype(np.int64)
+        chain = session_numbers(trace, root)
         order = np.argsort(chain, kind="stable")
         follower = np.full(count, -1, dtype=np.int64)
         same = chain[order[1:]] == chain[order[:-1]]

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 from pagecast.sim.note import Note
+from pagecast.sim.replay.clients import session_numbers
 from pagecast.traces.operations import mix, select
 from pagecast.traces.recipe import another
 from pagecast.traces.schema import Trace, nominal_arrival_s, table
@@ -91,9 +91,7 @@ def _units(trace: Trace) -> tuple[Ints, npt.NDArray[np.float64]]:
     """The unit of each row, numbered from 0, and when each unit begins (seconds)."""
     nominal = nominal_arrival_s(trace)
     if _has_sessions(trace):
-        names = trace.requests["session"]
-        own = pd.Series(np.arange(len(trace)).astype(str), index=names.index).radd("row ")
-        units = pd.factorize(names.astype("string").fillna(own))[0].astype(np.int64)
+        units = session_numbers(trace, np.arange(len(trace)))
         begins = np.full(int(units.max()) + 1, np.inf)
         np.minimum.at(begins, units, nominal)
         return units, begins

@@ -11,7 +11,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.replay import replay
-from pagecast.sim.replay.clients import ClosedLoop
+from pagecast.sim.replay.clients import Chains, ClosedLoop
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace, table
 
@@ -62,6 +62,16 @@ def test_a_session_stays_whole_and_in_order():
     for first in range(6):
         turns = requests.iloc[first::6]
         assert (turns["arrival_s"].to_numpy()[1:] == turns["finished_s"].to_numpy()[:-1]).all()
+
+
+def test_a_request_without_a_session_joins_none_whatever_sessions_are_called():
+    columns = {"arrival_s": [0.0] * 5, "input_tokens": [8] * 5, "output_tokens": [4] * 5}
+    columns["session"] = ["row 1", None, "row 1", None, "3"]
+    columns["after"] = [-1, -1, -1, 1, -1]
+    chains = Chains.of(Trace("rows", table(columns)))
+    assert chains.chain.tolist() == [0, 1, 0, 1, 2]
+    assert chains.follower.tolist() == [2, 3, -1, -1, -1]
+    assert chains.first.tolist() == [0, 1, 4]
 
 
 def test_users_pause_between_sessions_and_within_one_as_the_trace_says():

@@ -50,6 +50,14 @@ def test_turns_follow_turns_of_their_own_session():
     assert (after[later] < later).all()
 
 
+def test_a_request_without_a_session_is_drawn_by_itself_whatever_sessions_are_called():
+    """It used to belong to a session that is called as its row was, and came with every turn of it."""
+    columns = {"arrival_s": np.arange(40.0), "input_tokens": np.full(40, 8), "output_tokens": np.full(40, 4)}
+    columns["session"] = ["row 39"] * 39 + [None]
+    trace = Trace("one session", table(columns))
+    assert {len(resample(trace, seed)) for seed in range(20)} == {2, 40, 78}
+
+
 def test_a_window_drawn_twice_finds_nothing_of_its_first_copy():
     trace = windows_of_documents()
     # Each document is read four times in a row: three of four are found again, however windows are drawn.
