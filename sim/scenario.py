@@ -17,7 +17,6 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 
-import yaml
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import unit_tokens
 from pagecast.sim.core.limits import Limits
@@ -30,7 +29,7 @@ from pagecast.sim.machine.gpus import GIB
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.host_link import DISK_LATENCY_MS, DISK_LOAD_GB_PER_S, DISK_STORE_GB_PER_S
 from pagecast.sim.machine.models import model as find_model
-from pagecast.sim.yaml_documents import read_mapping
+from pagecast.sim.yaml_documents import read_mapping, yaml_text
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 
@@ -312,7 +311,7 @@ class Scenario(BaseModel):
 
     def save(self, path: str | Path) -> None:
         """Writes every field, so that a run can be repeated from the file even where a default changes."""
-        Path(path).write_text(yaml.safe_dump(self.model_dump(), sort_keys=False), encoding="utf-8")
+        Path(path).write_text(yaml_text(self.model_dump()), encoding="utf-8")
 
     @field_validator("speculative_config", mode="before")
     @classmethod

@@ -1,7 +1,11 @@
-"""Reading of YAML documents from outside within bounds of size, depth, and what aliases expand to."""
+"""YAML documents: reading of those from outside within bounds, and writing.
+
+The bounds are of size, depth, and what aliases expand to.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,8 @@ from pagecast.sim.documents import MIB, MOST_DEPTH, read_text
 MOST_NODES = 10_000  # aliases expanded
 _MOST_BYTES = MIB
 _MOST_SCALAR = 64  # characters of a number or a date
+# Numbers of YAML 1.2 that YAML 1.1, which PyYAML reads, takes for texts: 2e9, 1.5e9, 1e-1.
+_EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
 
 
 class _Loader(yaml.SafeLoader):
@@ -72,6 +78,14 @@ class _Loader(yaml.SafeLoader):
         return value
 
 
+class _Dumper(yaml.SafeDumper):
+    """The safe dumper, which puts quotes around a text that `_Loader` would take for a number."""
+
+
+for _reader_or_writer in (_Loader, _Dumper):
+    _reader_or_writer.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+.0123456789"))
+
+
 def _problem(what: str, mark: Any) -> yaml.YAMLError:
     return yaml.constructor.ConstructorError(problem=what, problem_mark=mark)
 
@@ -79,6 +93,11 @@ def _problem(what: str, mark: Any) -> yaml.YAMLError:
 def parse_yaml(text: str) -> Any:
     """The value that a text stands for. Errors: yaml.YAMLError, also for what is beyond the bounds."""
     return yaml.load(text, Loader=_Loader)
+
+
+def yaml_text(value: Any) -> str:
+    """A document that `parse_yaml` reads as this value, its fields in their order."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False)
 
 
 def read_mapping(path: str | Path, remedy: str) -> dict[str, Any]:

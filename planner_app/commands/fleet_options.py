@@ -12,6 +12,7 @@ import yaml
 from pagecast.planner_app.commands.field_options import gathering, parameter
 from pagecast.sim.core.errors import BadInput, check_given_once
 from pagecast.sim.fleet.settings import FleetSettings
+from pagecast.sim.yaml_documents import parse_yaml
 
 Opt = typer.Option
 ROUTERS = (
@@ -64,7 +65,7 @@ def _option(text: str) -> tuple[str, Any]:
     if not equals or not name.strip():
         raise BadInput(f"--router-option {text!r}: give NAME=VALUE")
     try:
-        return name.strip(), yaml.safe_load(value)
+        return name.strip(), parse_yaml(value)
     except yaml.YAMLError:
         return name.strip(), value
 

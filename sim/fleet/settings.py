@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
 from pagecast.sim.core.errors import BadInput, check_given_once
 from pagecast.sim.documents import field_problem
 from pagecast.sim.scenario import Scenario
-from pagecast.sim.yaml_documents import read_mapping
+from pagecast.sim.yaml_documents import read_mapping, yaml_text
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 # Fields by which a trace's requests are made, whichever replica serves them.
@@ -207,8 +206,7 @@ class FleetSettings(BaseModel):
 
     def save(self, path: str | Path) -> None:
         """Writes every field."""
-        text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
-        Path(path).write_text(text, encoding="utf-8")
+        Path(path).write_text(yaml_text(self.model_dump(mode="json")), encoding="utf-8")
 
     def group_name(self, number: int) -> str:
         """The name of a group, made up where it has none."""

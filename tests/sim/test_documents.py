@@ -13,6 +13,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import Calibration, shipped
 from pagecast.sim.machine.models import model
 from pagecast.sim.scenario import Scenario
+from pagecast.sim.yaml_documents import parse_yaml, yaml_text
 
 DEEP = "[" * 100_000
 DIGITS = "9" * 5000
@@ -56,6 +57,11 @@ def test_a_hostile_scenario_is_one_line(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.timeout(20)
+@pytest.mark.parametrize("text", ["1e5", "-1.5E+3", ".5e-1", "2e", "e9", "1e5x", "0x1e5", "1_000e3"])
+def test_a_text_stays_a_text_when_it_is_written_and_read(text: str) -> None:
+    assert parse_yaml(yaml_text({"name": text})) == {"name": text}
+
+
 def test_an_endless_device_and_a_folder_are_refused(tmp_path: Path) -> None:
     assert "larger than 1 MiB" in refused(lambda: Scenario.load("/dev/zero"))
     assert "Is a directory" in refused(lambda: Scenario.load(tmp_path))

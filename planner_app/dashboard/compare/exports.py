@@ -6,9 +6,9 @@ import io
 import tempfile
 from pathlib import Path
 
-import yaml
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.replicates import Spread
+from pagecast.sim.yaml_documents import yaml_text
 from pagecast.traces.schema import Trace
 from pagecast.traces.write import write_parquet
 
@@ -20,7 +20,7 @@ def scenario_yaml(result: Result) -> bytes:
     scenario = result.scenario
     if scenario.costs == "auto":
         scenario = scenario.model_copy(update={"costs": result.summary["costs"]})
-    return yaml.safe_dump(scenario.model_dump(), sort_keys=False).encode()
+    return yaml_text(scenario.model_dump()).encode()
 
 
 def report_html(result: Result, spread: Spread | None) -> bytes:

@@ -9,12 +9,12 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-import yaml
 from pagecast.planner_app.planner.fleet import dynamo, kubernetes
 from pagecast.planner_app.planner.fleet.vllm_options import PORT, serve_arguments
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.scenario import Scenario
+from pagecast.sim.yaml_documents import yaml_text
 
 _SIDE_CHANNEL = 5600  # vLLM's first port for handing over KV; each GPU of a replica takes one
 
@@ -76,7 +76,7 @@ def _dynamo(scenario: Scenario, settings: FleetSettings) -> str:
 
 
 def _documents(documents: list[dict[str, Any]], scenario: Scenario) -> str:
-    text = "---\n".join(yaml.safe_dump(document, sort_keys=False) for document in documents)
+    text = "---\n".join(yaml_text(document) for document in documents)
     return f"# measure it: {bench_command(scenario, f'http://{kubernetes.NAME}:{PORT}')}\n{text}"
 
 

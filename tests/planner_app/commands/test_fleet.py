@@ -2,9 +2,11 @@
 
 import json
 
+import pytest
 from pagecast.planner_app.cli import run
 from pagecast.planner_app.commands.fleet_options import ROUTERS
 from pagecast.sim.fleet.routers.registry import KINDS
+from pagecast.sim.fleet.settings import FleetSettings
 
 REPLAY = ["replay", "chat", "--limit", "200", "--costs", "roofline"]
 
@@ -59,6 +61,20 @@ def test_mistakes_are_one_line(capsys):
         error = capsys.readouterr().err
         assert words in error
         assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("number", ["1e-1", "0.1", "1.0e-1", ".1e0"])
+def test_a_number_may_have_an_exponent_in_an_option_and_in_a_file(capsys, tmp_path, number):
+    option = ["--router", "sglang", "--router-option", f"cache_threshold={number}"]
+    assert run([*REPLAY, "--replicas", "2", *option, "--out", str(tmp_path / "option")]) == 0
+    file = tmp_path / "fleet.yaml"
+    router = f"{{policy: sglang, options: {{cache_threshold: {number}}}}}"
+    file.write_text(f"groups: [{{replicas: 2}}]\nrouter: {router}\nstartup: {{disk_bytes_per_s: 2e9}}\n")
+    assert run([*REPLAY, "--fleet", str(file), "--out", str(tmp_path / "file")]) == 0
+    for folder in ("option", "file"):
+        fleet = FleetSettings.load(tmp_path / folder / "fleet.yaml")
+        assert fleet.router.options == {"cache_threshold": 0.1}
+        assert fleet.startup.disk_bytes_per_s == 2e9
 
 
 def test_help_lists_every_router():
