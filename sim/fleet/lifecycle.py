@@ -155,11 +155,6 @@ class FleetLifecycle:
         self.drain(old)
         self._replace_next()
 
-    def _surge(self) -> set[int]:
-        """Numbers of replicas that start beside the ones they replace: they stand for no more than those."""
-        members = self.fleet.members
-        return {new.number for old, new in self._successors.items() if _is_active(members[old])}
-
     # ---- autoscaling
 
     def _next_look(self, scaling: Scaling) -> None:
@@ -167,39 +162,55 @@ class FleetLifecycle:
         call_at(env, int(env.now) + round(scaling.every_s * NS), partial(self._look, scaling))
 
     def _look(self, scaling: Scaling) -> None:
-        """As Kubernetes' horizontal autoscaler: the ratio of what is measured to the target says how many."""
-        fleet = self.fleet
-        if fleet.over:
+        """As Kubernetes' horizontal autoscaler: up at once, down when fewer were enough for a while."""
+        if self.fleet.over:
             return
-        now = int(fleet.env.now)
-        surge = self._surge()
-        own = [member for member in fleet.members if self._groups[member.number] == self._scaled]
-        active = [member for member in own if _is_active(member) and member.number not in surge]
-        ready = [member for member in active if member.ready_ns <= now]
+        active = self._counted()
+        wanted = self._wanted(active, scaling)
+        self._scale(active, min(max(len(active), wanted), self._most_lately(wanted, scaling)))
+        self._next_look(scaling)
+
+    def _counted(self) -> list[Member]:
+        """The group's replicas that take requests or will, but for successors that start beside them."""
+        members = self.fleet.members
+        surge = {new.number for old, new in self._successors.items() if _is_active(members[old])}
+        own = [member for member in members if self._groups[member.number] == self._scaled]
+        return [member for member in own if _is_active(member) and member.number not in surge]
+
+    def _wanted(self, active: list[Member], scaling: Scaling) -> int:
+        """How many replicas would bring the metric to its target, within the bounds of the settings."""
+        now = int(self.fleet.env.now)
         wanted = len(active)
-        if ready:
-            ratio = sum(metric_value(member, scaling.metric, now) for member in ready) / len(ready)
-            ratio /= scaling.target
+        if ready := [member for member in active if member.ready_ns <= now]:
+            mean = sum(metric_value(member, scaling.metric, now) for member in ready) / len(ready)
+            ratio = mean / scaling.target
             if abs(ratio - 1) > scaling.tolerance:
                 wanted = ceil(len(ready) * ratio)
-        elif fleet.waiting:
+        elif self.fleet.waiting:
             wanted = max(wanted, 1)
-        wanted = min(max(wanted, scaling.least), scaling.most)
+        return min(max(wanted, scaling.least), scaling.most)
+
+    def _most_lately(self, wanted: int, scaling: Scaling) -> int:
+        """The most that any look of the last `down_after_s` wanted, with the one that wants `wanted` now.
+
+        Until that much time has passed, at least the replicas of the start.
+        """
+        now = int(self.fleet.env.now)
         self._targets.append((now, wanted))
         while self._targets[0][0] < now - round(scaling.down_after_s * NS):
             self._targets.popleft()
-        if wanted > len(active):
-            for _ in range(wanted - len(active)):
-                self._launch(self._scaled)
-        else:
-            calm = max(count for _, count in self._targets)
-            surplus = len(active) - max(calm, wanted)
-            # A replica that is being replaced is drained by its rollout; to drain it now would leave a gap.
-            free = [member for member in active if member.number not in self._successors]
-            idle = sorted(free, key=lambda member: (fleet.views[member.number].requests, -member.number))
-            for member in idle[: max(surplus, 0)]:
-                self.drain(member)
-        self._next_look(scaling)
+        return max(count for _, count in self._targets)
+
+    def _scale(self, active: list[Member], count: int) -> None:
+        """Starts replicas, or drains the least busy ones, so that there are `count` instead of `active`."""
+        for _ in range(count - len(active)):
+            self._launch(self._scaled)
+        # A replica that is being replaced is drained by its rollout; to drain it now would leave a gap.
+        free = [member for member in active if member.number not in self._successors]
+        views = self.fleet.views
+        idle = sorted(free, key=lambda member: (views[member.number].requests, -member.number))
+        for member in idle[: max(len(active) - count, 0)]:
+            self.drain(member)
 
 
 def _is_active(member: Member) -> bool:
