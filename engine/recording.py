@@ -20,6 +20,7 @@ from pagecast.sim.runs.recorded import RecordedRun, Steps
 from pagecast.sim.runs.run_journal import RunJournal
 from pagecast.sim.runs.transfers import RecordedTransfer
 from pagecast.sim.speculation.recorded import ACCEPTED, DRAFTS
+from pagecast.traces.operations import select
 from pagecast.traces.schema import Trace
 
 NS = 1_000_000_000
@@ -145,35 +146,42 @@ def recorded_run(
     events: Iterable[Event],
     meta: dict[str, Any],
 ) -> RecordedRun:
-    """The run of a trace whose rows became `sequences`, submitted at these times. All have ended."""
-    rows = [_request_row(sequences[i], submitted_ns[i]) for i in range(len(trace))]
-    requests = pd.DataFrame(rows)
+    """The run of the rows of a trace that became `sequences`, submitted at these times. All have ended.
+
+    Rows that were never submitted (retries that were not needed) are left out, and those after them move up.
+    """
+    rows = sorted(sequences)
+    trace = select(trace, np.array(rows, np.int64))
+    requests = pd.DataFrame(
+        [_request_row(i, sequences[row], submitted_ns[row]) for i, row in enumerate(rows)]
+    )
     if requests["cancelled_s"].isna().all():
         del requests["cancelled_s"]
     if (requests["reason"] == "").all():
         del requests["reason"]
-    names = [name for name in ("model", "adapter", "salt") if name in trace.requests]
-    if names:
-        parts = trace.requests[names].fillna("").astype(str)
+    scope = [name for name in ("model", "adapter", "salt") if name in trace.requests]
+    if scope:
+        parts = trace.requests[scope].fillna("").astype(str)
         requests["scope"] = ["/".join(filter(None, row)) for row in parts.itertuples(index=False)]
     inputs = trace.requests.copy()
     inputs["arrival_s"] = requests["arrival_s"]
     if any(sequence.drafts for sequence in sequences.values()):
-        inputs[DRAFTS] = [_counts(sequences[i].drafts) for i in range(len(trace))]
-        inputs[ACCEPTED] = [_counts(sequences[i].accepted) for i in range(len(trace))]
+        inputs[DRAFTS] = [_counts(sequences[row].drafts) for row in rows]
+        inputs[ACCEPTED] = [_counts(sequences[row].accepted) for row in rows]
     if recording.idle_ns:
         meta = {**meta, "idle_plans_s": [time / NS for time in recording.idle_ns]}
-    lines = [event_line(event) for event in events]
+    names = {str(row): str(i) for i, row in enumerate(rows)}
+    lines = [event_line(event._replace(request=names.get(event.request, event.request))) for event in events]
     run = RecordedRun(trace.name, Path(), meta, recording.steps(), requests, inputs, trace.spans, lines)
     return replace(run, transfers=tuple(recording.transfers))
 
 
-def _request_row(sequence: Sequence, submitted_ns: int) -> dict[str, Any]:
+def _request_row(index: int, sequence: Sequence, submitted_ns: int) -> dict[str, Any]:
     request = sequence.request
     ended = request.state is State.FINISHED
     cancelled = request.state is State.CANCELLED
     return {
-        "index": request.index,
+        "index": index,
         "arrival_s": request.arrival_ns / NS,
         "submitted_s": submitted_ns / NS,
         "input_tokens": request.prompt_tokens,

@@ -24,6 +24,7 @@ from pagecast.engine.sequence import Sequence
 from pagecast.sim.core.events import Event
 from pagecast.sim.core.identity.content import own_output, own_prompt, token_ids, tokens
 from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.request import State
 from pagecast.sim.replay.clients import NEVER_NS, Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.runs.recorded import RecordedRun
@@ -124,7 +125,10 @@ class TraceServer:
         return (tokens(*named, self._feed.output_tokens[row]) % vocab).astype(np.int32)
 
     def _ended(self, sequence: Sequence) -> None:
-        self._arrivals.ended(sequence.request.index, self.engine.loop.clock.now())
+        request = sequence.request
+        if request.state is not State.FINISHED:
+            self._arrivals.failed(request.index)
+        self._arrivals.ended(request.index, self.engine.loop.clock.now())
         self._recording.ended(sequence)
         self._untold += 1
 

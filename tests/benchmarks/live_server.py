@@ -8,12 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from pagecast.engine.recording import recorded_run
 from pagecast.engine.serve import TraceServer
 from pagecast.sim.replay.clients import NEVER_NS
 from pagecast.sim.runs.recorded import RecordedRun
-from pagecast.traces.operations import select
 
 _POLL_NS = 300_000
 
@@ -58,6 +55,9 @@ class Inlet:
             else:
                 self._entries.append(entry)
 
+    def failed(self, row: int) -> None:
+        """Nothing: the router sends no retries."""
+
     def ended(self, row: int, now: int) -> None:
         """Tells the router."""
         self._pipe.send(row)
@@ -71,14 +71,6 @@ class LiveServer(TraceServer):
         return {"trace_row": rows}
 
     def _recorded(self, recording: Any, events: Any) -> RecordedRun:
-        rows = sorted(self._sequences)
-        place = {str(row): str(position) for position, row in enumerate(rows)}
-        mine = select(self.trace, np.array(rows, np.int64))
-        sequences, submitted = {}, {}
-        for position, row in enumerate(rows):
-            self._sequences[row].request.index = position
-            sequences[position] = self._sequences[row]
-            submitted[position] = self._submitted_ns[row]
-        named = [event._replace(request=place.get(event.request, event.request)) for event in events]
-        run = recorded_run(mine, recording, sequences, submitted, named, self._meta())
-        return replace(run, requests=run.requests.assign(**self.columns(rows)))
+        run = super()._recorded(recording, events)
+        columns = self.columns(sorted(self._sequences))
+        return replace(run, requests=run.requests.assign(**columns))

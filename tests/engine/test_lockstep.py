@@ -131,6 +131,31 @@ def test_failures_and_early_ends_are_replayed_too(
     assert core_events(run) == run.events
 
 
+def test_retries_are_sent_only_where_they_are_needed(
+    model_of: Any, engine_of: Any, core_events: Any, tmp_path: Path
+) -> None:
+    columns = {
+        "arrival_s": [0.0, 0.0, 0.0, np.nan, np.nan, np.nan, np.nan],
+        "after": [-1, -1, -1, 0, 1, 2, 4],
+        "retry": [0, 0, 0, 1, 1, 1, 1],
+        "input_tokens": [20, 21, 22, 23, 24, 25, 26],
+        "output_tokens": [4, 400, 6, 7, 8, 9, 10],
+        "cancel_after_s": [np.nan, 0.02, 0.0, np.nan, np.nan, np.nan, np.nan],
+    }
+    trace = Trace("retries", table(columns))
+    run = record(engine_of(model_of("qwen3").folder, log_events=True), trace, tmp_path)
+    requests = run.requests
+    assert requests["index"].tolist() == [0, 1, 2, 3, 4]
+    assert requests["input_tokens"].tolist() == [20, 21, 22, 24, 25]
+    assert requests["finish_s"].notna().tolist() == [True, False, False, True, True]
+    assert requests["tokens_out"].tolist()[3:] == [8, 9]
+    assert np.all(requests["arrival_s"].to_numpy()[3:] >= requests["cancelled_s"].to_numpy()[1:3])
+    assert run.inputs["after"].tolist() == [-1, -1, -1, 1, 2]
+    report = compare_decisions(run)
+    assert report.ok, report.first_mismatch
+    assert core_events(run) == run.events
+
+
 def test_a_trace_of_token_ids_is_served_as_it_is(model_of: Any, engine_of: Any, tmp_path: Path) -> None:
     model = model_of("qwen2")
     shared = list(range(40))
