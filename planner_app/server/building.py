@@ -19,13 +19,14 @@ from pagecast.planner_app.server.simulated import SimulatedBackend
 from pagecast.planner_app.server.tokenizer import Tokenizer
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.retention import Retention
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.machine.secondary_tiers import FILE_SYSTEM
 from pagecast.sim.replay.speculating import speculate
 from pagecast.sim.replay.windows import blocks_per_block
 from pagecast.sim.scenario import Scenario
-from pagecast.traces.schema import Trace
+from pagecast.traces.schema import COLUMNS, Trace
 
 _PROMPT_TOKENS = 1024
 
@@ -62,6 +63,7 @@ def simulated_replica(
     number: int = 0,
 ) -> ReplicaServer:
     """A simulated replica of the scenario, the `number`-th of those served together. Errors: BadInput."""
+    _check_served(scenario)
     limits = scenario.limits(_blocks_per_block(scenario, simulation))
     longest = max_model_len(scenario)
     answers = Answers(
@@ -78,6 +80,8 @@ def simulated_replica(
         log_events=options.kv_events_endpoint is not None,
         links=scenario.host_links(costs),
         speculation=_speculation(scenario, costs),
+        retention=None if scenario.retention is None else Retention.parse(scenario.retention),
+        swap_ns_per_token=scenario.swap_ns_per_token() if scenario.swaps else 0.0,
     )
     if options.record is not None:
         folder = options.record if options.replicas == 1 else options.record / f"replica-{number}"
@@ -102,6 +106,18 @@ def simulated_replica(
     echoes = simulation.mode == "echo"
     intake = RequestIntake(tokenizer, options.names, adapters, longest, echoes=echoes)
     return ReplicaServer(backend, intake, metrics, options)
+
+
+def _check_served(scenario: Scenario) -> None:
+    """Errors: BadInput for a field that only a replay follows: it compares two of them, or reads a trace."""
+    replays = {"rollout_at_s": scenario.rollout_at_s is not None, "isolation_price": scenario.isolation_price}
+    for name, given in replays.items():
+        if given:
+            raise BadInput(f"{name} is for replays, which are compared with one another: leave it out")
+    with_trace = scenario.without_effect(COLUMNS)
+    for names, need in scenario.without_effect(()):
+        if (names, need) not in with_trace:
+            raise BadInput(f"{names[0]} needs {need}, and requests over HTTP have none: leave it out")
 
 
 def _speculation(scenario: Scenario, costs: StepCosts) -> LiveSpeculation | None:
@@ -171,6 +187,7 @@ def _meta(scenario: Scenario, limits: Limits, simulation: Simulation) -> dict[st
             "scheduling_policy": limits.policy,
             "async_scheduling": bool(limits.pipeline_depth),
             "enable_prefix_caching": limits.caching,
+            "max_loras": limits.max_loras,
             "kv_cache_dtype": scenario.kv_cache_dtype,
             "num_gpu_blocks_override": scenario.num_gpu_blocks,
             **_features(scenario, limits),

@@ -26,6 +26,7 @@ from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.plan import StepPlan
 from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.retention import Retention
 from pagecast.sim.core.rules.rules import Profile
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import StepCosts
@@ -72,7 +73,7 @@ class SimulatedBackend:
     """Implements `GenerationBackend` with one simulated replica.
 
     `answers` says what is generated. `most_waiting`: requests that may wait before others are rejected
-    (None: any number).
+    (None: any number). `retention`: of every request's content. `swap_ns_per_token`: see `Replica`.
     """
 
     def __init__(
@@ -89,6 +90,8 @@ class SimulatedBackend:
         log_events: bool = False,
         links: HostLinks | None = None,
         speculation: LiveSpeculation | None = None,
+        retention: Retention | None = None,
+        swap_ns_per_token: float = 0.0,
     ) -> None:
         self.limits = limits
         self.max_model_len = max_model_len
@@ -100,6 +103,7 @@ class SimulatedBackend:
         self._drafts = SpeculationUse.of(most)
         self._answers = answers
         self._most_waiting = most_waiting
+        self._retention = retention
         self._live: dict[int, Generation] = {}
         self.history = History()
         self._arrivals = LiveArrivals(self.history)
@@ -115,6 +119,7 @@ class SimulatedBackend:
             fast_forward=False,
             links=links,
             speculation=speculation,
+            swap_ns_per_token=swap_ns_per_token,
         )
         self._replica.history = self.history
         self._replica.keeps_idle = links is not None
@@ -146,6 +151,8 @@ class SimulatedBackend:
             priority=generation.priority,
             index=generation.number,
         )
+        request.adapter = generation.adapter
+        request.retention = self._retention
         generation.arrival_ns = now
         self._live[generation.number] = generation
         self.history.note_coming(request, generation)

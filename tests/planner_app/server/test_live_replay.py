@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from pagecast.planner_app.server.generation import Bell, Generation, Sampling
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -23,7 +24,10 @@ async def play(backend: Any, seed: int, count: int, horizon_s: float) -> list[Ge
         shared = [1000 * int(rng.integers(3)) + i for i in range(int(rng.integers(0, 200)))]
         prompt = [*shared, *rng.integers(10_000, 1 << 30, int(rng.integers(1, 400))).tolist()]
         sampling = Sampling(max_tokens=int(rng.integers(1, 80)))
-        generation = Generation(number, prompt, sampling, Bell(), priority=int(rng.integers(3)))
+        adapter = ("", "a", "b")[number % 3]
+        generation = Generation(
+            number, prompt, sampling, Bell(), priority=int(rng.integers(3)), adapter=adapter
+        )
         generations.append(generation)
         backend.submit(generation)
         if number % 20 == 7:
@@ -46,6 +50,8 @@ async def play(backend: Any, seed: int, count: int, horizon_s: float) -> list[Ge
         (2, {"num_gpu_blocks": 60, "max_num_batched_tokens": 256}),
         (3, {"num_gpu_blocks": 60, "scheduling_policy": "priority", "async_scheduling": False}),
         (4, {"profile": "nano-vllm", "costs": "roofline"}),
+        (2, {"num_gpu_blocks": 60, "preemption": "swap", "swap_gb_per_s": 1.0}),
+        (5, {"max_loras": 1}),
     ],
 )
 def test_a_replay_of_the_arrivals_has_the_same_times(seed: int, fields: dict[str, Any]) -> None:
@@ -63,6 +69,7 @@ def test_a_replay_of_the_arrivals_has_the_same_times(seed: int, fields: dict[str
             "input_tokens": [len(g.prompt) for g in generations],
             "output_tokens": [len(g.tokens) for g in generations],
             "priority": [g.priority for g in generations],
+            "adapter": [g.adapter for g in generations],
             "cancel_after_s": gone,
         }
     )
@@ -75,3 +82,41 @@ def test_a_replay_of_the_arrivals_has_the_same_times(seed: int, fields: dict[str
         first_ns, end_ns = (round(again[name][row] * 1e9) for name in ("first_token_s", "finished_s"))
         assert (first_ns, end_ns) == (generation.first_ns, generation.finished_ns), row
         assert again["cached_tokens"][row] == generation.cached_tokens
+
+
+@pytest.mark.parametrize(("retention", "cached"), [(None, 0), ("0-400:90 decode:10", 144)])
+def test_prompts_are_kept_as_the_retention_says(retention: str | None, cached: int) -> None:
+    fields = {"num_gpu_blocks": 40, "eviction": "priority", "retention": retention}
+    backend = make_replica(fields, {"time_scale": 100.0}).backend
+
+    async def one_after_another() -> list[Generation]:
+        await backend.start()
+        generations = []
+        for number, (first, length, output) in enumerate(
+            [(0, 160, 1), (1000, 16, 320), (2000, 16, 320), (0, 160, 1)]
+        ):
+            prompt = list(range(first, first + length))
+            generation = Generation(number, prompt, Sampling(max_tokens=output), Bell())
+            backend.submit(generation)
+            generations.append(generation)
+            while not generation.done:
+                await asyncio.sleep(0.001)
+        await backend.stop()
+        return generations
+
+    assert [one.cached_tokens for one in asyncio.run(one_after_another())] == [0, 0, 0, cached]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rollout_at_s": 5.0},
+        {"isolation_price": True},
+        {"isolation": "tenant"},
+        {"scrub_private_blocks": True},
+        {"public_namespaces": "docs"},
+    ],
+)
+def test_fields_that_only_replays_follow_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=f"{next(iter(fields))} .*leave it out"):
+        make_replica(fields)
