@@ -33,7 +33,7 @@ _QUANTILES = (0.25, 0.5, 0.75, 0.9)
 _STEP = (0.1, 0.02, 0.02)  # for differences
 _ROUNDS = 3
 REPLAYS = _ROUNDS * (len(_STEP) + 1) + 1  # for one file of results
-_LEAST_REQUESTS = 20
+_LEAST_REQUESTS = 20  # with each latency: a sample of all requests then holds one that has it
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,14 @@ class _Counter:
         result = replay(target.results.trace, scenario, costs=costs, keep_steps=False)
         client = target.results.client
         requests = (client.seen(result) if client else result).requests
-        figures = _figures(*(requests[key].to_numpy(np.float64) for key in ("tpot_s", "e2e_s", "ttft_s")))
+        columns = [requests[f"{name}_s"].to_numpy(np.float64) for name in _MISFIT]
+        for name, values in zip(_MISFIT, columns, strict=True):
+            if not len(_known(values)):
+                raise BadInput(
+                    f"{target.results.name}: no request of a replay has a {name.upper()}; "
+                    "give a scenario that serves these requests"
+                )
+        figures = _figures(*columns)
         self._done += 1
         if self._progress is not None:
             self._progress(self._done)
@@ -109,6 +116,13 @@ def _target(results: BenchResults) -> _Target:
             f"{results.name}: {len(results.trace)} requests say too little; give at least {_LEAST_REQUESTS}"
         )
     columns = results.tpot_s, results.e2e_s, results.ttft_s
+    for name, values in zip(_MISFIT, columns, strict=True):
+        known = len(_known(values))
+        if known < _LEAST_REQUESTS:
+            raise BadInput(
+                f"{results.name}: a {name.upper()} above 0 is known of {known} requests; "
+                f"give at least {_LEAST_REQUESTS} that were served, of more than one token"
+            )
     figures = _figures(*columns)
     random = np.random.default_rng(0)
     rows = len(results.trace)
@@ -122,12 +136,17 @@ def _target(results: BenchResults) -> _Target:
     return _Target(results, figures, sd)
 
 
+def _known(latencies: Floats) -> Floats:
+    """Those that were measured; of tokens that came all at once no time per token was."""
+    return latencies[np.isfinite(latencies) & (latencies > 0)]
+
+
 def _figures(*columns: Floats) -> Floats:
     """Logarithms of the mean and of quantiles of each latency."""
     logarithms: list[float] = []
-    for values in columns:
-        finite = values[np.isfinite(values)]
-        logarithms += [math.log(float(finite.mean())), *np.log(np.quantile(finite, _QUANTILES)).tolist()]
+    for column in columns:
+        values = _known(column)
+        logarithms += [math.log(float(values.mean())), *np.log(np.quantile(values, _QUANTILES)).tolist()]
     return np.array(logarithms)
 
 

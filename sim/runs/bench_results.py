@@ -23,6 +23,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.documents import read_text
 from pagecast.sim.runs.client_share import CLIENT_SHARE, ClientShare, known_share
 from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.recorded_requests import HUGE
 from pagecast.traces.schema import Trace, table
 
 Floats = npt.NDArray[np.float64]
@@ -124,8 +125,13 @@ def _json_rows(where: str, text: str) -> Iterator[Row]:
     if len({len(values) for values in lists}) > 1:
         raise BadInput(f"{where}: {', '.join(names)} must be equally long")
     for number, (start, inputs, outputs, ttft, itl) in enumerate(zip(*lists, strict=True), 1):
+        at = f"{where}: request {number}"
+        try:
+            e2e = ttft + sum(itl)
+        except TypeError:
+            raise BadInput(f"{at}: ttfts must hold numbers, and itls lists of numbers") from None
         if outputs:
-            yield _row(f"{where}: request {number}", start, inputs, outputs, ttft, ttft + sum(itl))
+            yield _row(at, start, inputs, outputs, ttft, e2e)
 
 
 def _guidellm_rows(where: str, document: dict[str, Any]) -> Iterator[Row]:
@@ -190,12 +196,16 @@ def _first(where: str, fields: dict[str, Any], *names: str) -> float:
     raise BadInput(f"{where}: {names[0]} is missing or no number")
 
 
-def _row(where: str, start: float, inputs: float, outputs: float, ttft: float, e2e: float) -> Row:
-    row = float(start), int(inputs), int(outputs), float(ttft), float(e2e)
-    if not np.isfinite(row).all() or row[1] < 1 or row[2] < 1:
-        raise BadInput(f"{where}: a time is not finite, or a request has no tokens")
-    if not 0 < row[3] <= row[4] + 1e-9:
-        raise BadInput(
-            f"{where}: TTFT is {row[3]:g} s and E2E {row[4]:g} s; TTFT must be positive and the lesser"
-        )
-    return row
+def _row(where: str, *numbers: float) -> Row:
+    """A checked row of these numbers, in the order of `Row`. Errors: BadInput with the place."""
+    try:
+        start, inputs, outputs, ttft, e2e = map(float, numbers)
+    except (TypeError, ValueError, OverflowError):
+        raise BadInput(f"{where}: {', '.join(_COLUMNS)} must be numbers") from None
+    if not np.isfinite((start, inputs, outputs, ttft, e2e)).all():
+        raise BadInput(f"{where}: a time or a number of tokens is not finite")
+    if not (1 <= inputs < HUGE and 1 <= outputs < HUGE):
+        raise BadInput(f"{where}: {inputs:g} and {outputs:g} tokens; there is at least 1 and at most 2**53")
+    if not 0 < ttft <= e2e + 1e-9:
+        raise BadInput(f"{where}: TTFT is {ttft:g} s and E2E {e2e:g} s; TTFT must be positive and the lesser")
+    return start, int(inputs), int(outputs), ttft, e2e

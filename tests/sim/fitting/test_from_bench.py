@@ -11,6 +11,7 @@ from pagecast.sim.replay import replay
 from pagecast.sim.runs.bench_results import BenchResults
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
+from pagecast.traces.schema import Trace, table
 
 SETUP = Scenario(model="Qwen/Qwen3-8B", gpu="H100", costs="measured", num_gpu_blocks=20_000)
 TRUE = Corrections("true", step_s=0.0004, decode=1.02, prompt=0.98)
@@ -68,6 +69,23 @@ def test_corrected_steps_add_up_however_they_are_cut():
 def test_too_few_requests_are_refused():
     with pytest.raises(BadInput, match="requests say too little"):
         fit_corrections([results(limit=5)], SETUP, "few")
+
+
+@pytest.mark.parametrize("longer", [0, 2, 19])
+def test_too_few_requests_of_more_than_one_token_are_refused(longer):
+    tokens = np.where(np.arange(40) < longer, 20, 1)
+    columns = {"arrival_s": np.arange(40.0), "input_tokens": np.full(40, 100), "output_tokens": tokens}
+    served = BenchResults(
+        "short", Trace("short", table(columns)), np.full(40, 0.1), 0.1 + 0.01 * (tokens - 1)
+    )
+    with pytest.raises(BadInput, match=f"short: a TPOT above 0 is known of {longer} requests"):
+        fit_corrections([served], SETUP, "short")
+
+
+def test_a_scenario_that_serves_none_of_the_requests_is_refused():
+    refusing = SETUP.model_copy(update={"max_model_len": 2})
+    with pytest.raises(BadInput, match="give a scenario that serves these requests"):
+        fit_corrections([results(limit=40)], refusing, "refused")
 
 
 def test_corrections_hold_for_the_kv_dtype_whatever_it_is_called(fitted, tmp_path):

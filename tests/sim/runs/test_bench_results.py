@@ -82,6 +82,12 @@ def test_every_form_gives_the_same_requests(tmp_path, name):
         ("arrival_s,ttft_s\n1,2\n", "column input_tokens is missing"),
         (FORMS["own.csv"].replace("0.15", "x"), "line 2.*must be numbers"),
         (FORMS["own.csv"].replace("0.15", "0.05"), "line 2.*TTFT"),
+        (FORMS["own.csv"].replace("100,3", "nan,3"), "line 2.*not finite"),
+        (FORMS["own.csv"].replace("100,3", "100,inf"), "line 2.*not finite"),
+        (FORMS["own.csv"].replace("100,3", "100,0.5"), "line 2.*at least 1"),
+        (FORMS["own.csv"].replace("100,3", "1e18,3"), "line 2.*at most"),
+        (json.dumps({**VLLM, "itls": [[], ["x"], []]}), "request 2: .*must hold numbers"),
+        (json.dumps({**VLLM, "input_lens": [None, 1, 1]}), "request 1: .*must be numbers"),
         (
             aiperf(1, 1, 1, 1, 1).replace("request_latency", "other"),
             "line 1: metrics.request_latency is missing",
