@@ -87,9 +87,9 @@ def _chatml(messages: list[Message], generate: bool) -> str:
 
 _FLAG = 0xC0000000
 # Lower-case letters of a word, five at a time; a capital and three more; other ASCII characters, four at a
-# time; any other character alone.
+# time; any other character alone. But for words, a piece has four bytes at most: an id has no room for more.
 _PIECES = re.compile(
-    r" ?[a-z]{1,5}|[A-Z][a-z]{0,3}|[^\sa-z\x00-\x1f\x7f-\U0010ffff]{1,4}|\s{1,4}(?=\s)|[\s\S]"
+    r" ?[a-z]{1,5}|[A-Z][a-z]{0,3}|[^\sa-z\x00-\x1f\x7f-\U0010ffff]{1,4}|[ \t\n\r\f\v]{1,4}(?=\s)|[\s\S]"
 )
 
 

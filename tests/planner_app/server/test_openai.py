@@ -1,9 +1,11 @@
 """The official client gets what it asks for, streamed and not."""
 
+from itertools import product
 from typing import Any
 
 import openai
 import pytest
+from pagecast.planner_app.server.tokenizer import PackedTokenizer
 
 MODEL = "Qwen/Qwen3-8B"
 
@@ -118,6 +120,14 @@ def test_an_adapter_shares_no_prefix_with_the_model(client: openai.OpenAI) -> No
     assert cached(MODEL) == 0
     assert cached(MODEL) > 0
     assert cached("sql") == 0
+
+
+def test_tokens_of_any_whitespace_give_the_text_back() -> None:
+    tokenizer = PackedTokenizer()
+    spaces = [character for character in map(chr, range(0x3001)) if character.isspace()]
+    texts = ["".join(parts) + "x" for parts in product(spaces, repeat=3)]
+    assert len(texts) > 10_000
+    assert all(tokenizer.decode(tokenizer.encode(text)) == text for text in texts)
 
 
 def test_tokens_and_text_are_each_other(server: Any) -> None:
