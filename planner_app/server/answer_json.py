@@ -42,9 +42,7 @@ class AnswerChoice:
     def __init__(self, index: int, generation: Generation, tokenizer: Tokenizer) -> None:
         self.index = index
         self.generation = generation
-        self.text = GrowingText(
-            tokenizer, generation.sampling.stop, include_stop=generation.sampling.include_stop
-        )
+        self.text = GrowingText(tokenizer, generation.sampling)
         self.sent = 0  # tokens whose text has been taken
         self.offset = 0  # characters before the next token, for logprobs
         self.begun = False

@@ -37,7 +37,8 @@ class Lengths:
 
 
 class Answers:
-    """Makes up answers. `mode` "random": words drawn at random; "echo": the prompt's own tokens.
+    """Makes up answers. `mode` "random": words drawn at random; "echo": the prompt's own tokens, as often as
+    `min_tokens` asks for.
 
     An answer has `max_tokens` tokens and ends for its length, save where a stop string or token ends it
     before. Where the client sets no `max_tokens`, its length is drawn from `lengths`. The same prompt has
@@ -66,9 +67,10 @@ class Answers:
         ids = self._made_up(name, most)
         if self._mode == "echo":
             echoed = generation.echo or generation.prompt
-            if len(echoed) < most:
-                most, ending = len(echoed), "stop"
-            ids = np.asarray(echoed[:most], np.int64)
+            length = max(len(echoed), sampling.min_tokens)
+            if length < most:
+                most, ending = length, "stop"
+            ids = np.resize(np.asarray(echoed, np.int64), most)
         if sampling.stop or sampling.stop_token_ids:
             ids, ending = self._cut(generation, ids, ending)
         generation.tokens = ids.tolist()
@@ -96,12 +98,10 @@ class Answers:
         """The answer up to its first stop string or token, that token included."""
         sampling = generation.sampling
         token_list: Sequence[int] = ids.tolist()
-        text = GrowingText(self.tokenizer, sampling.stop, include_stop=sampling.include_stop)
+        text = GrowingText(self.tokenizer, sampling)
         for count, id in enumerate(token_list, 1):
             text.add((id,))
-            if count < sampling.min_tokens:
-                continue
-            if id in sampling.stop_token_ids:
+            if count >= sampling.min_tokens and id in sampling.stop_token_ids:
                 generation.stop_reason = id
                 return ids[:count], "stop"
             if text.stopped is not None:

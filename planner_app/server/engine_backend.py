@@ -133,9 +133,7 @@ class EngineBackend(asyncio.Protocol):
         self._live[generation.number] = generation
         self._submitted += 1
         if generation.sampling.stop:
-            sampling = generation.sampling
-            text = GrowingText(self._tokenizer, sampling.stop, include_stop=sampling.include_stop)
-            self._texts[generation.number] = text
+            self._texts[generation.number] = GrowingText(self._tokenizer, generation.sampling)
         prompt = np.asarray(generation.prompt, np.int32)
         submission = Submission(
             generation.number,

@@ -69,6 +69,36 @@ def test_a_text_ends_at_a_stop_string(client: openai.OpenAI) -> None:
         assert chunks[-1].choices[0].stop_reason == stop
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("least", "stop", "text", "count"),
+    [
+        (0, ["two"], "one ", 3),
+        (3, ["two"], "one two one ", 7),  # the first "two" ends within three tokens
+        (4, ["two one"], "one ", 5),  # it begins within four tokens, and ends after them
+        (3, ["wo", "never met"], "one two one t", 7),
+        (0, ["never met"], "one two one two", 7),
+        (10, ["never met"], "one two one twoone two", 10),
+        (12, ["two"], "one two one twoone two one", 12),
+    ],
+)
+def test_stop_strings_are_text_within_the_least_number_of_tokens(
+    serve: Any, stream: bool, least: int, stop: list[str], text: str, count: int
+) -> None:
+    tokenizer = PackedTokenizer()
+    prompt = [
+        token for word in ("one", " ", "two", " ", "one", " ", "two") for token in tokenizer.encode(word)
+    ]
+    one = serve({}, {"mode": "echo"})
+    client = openai.OpenAI(base_url=f"{one.url}/v1", api_key="none", max_retries=0)
+    asked: Any = {"model": MODEL, "prompt": prompt, "max_tokens": 12, "stop": stop}
+    found = client.completions.create(**asked, extra_body={"min_tokens": least}, stream=stream)
+    chunks = list(found) if stream else [found]
+    assert "".join(c.choices[0].text for c in chunks) == text
+    if not stream:
+        assert chunks[0].usage.completion_tokens == count
+
+
 def test_the_same_prompt_has_the_same_answer_at_temperature_zero(client: openai.OpenAI) -> None:
     asked: Any = {"model": MODEL, "prompt": "Tell me", "max_tokens": 10}
     first, second = (client.completions.create(**asked, temperature=0).choices[0].text for _ in range(2))
