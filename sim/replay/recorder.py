@@ -112,6 +112,10 @@ class Recorder:
             if self._step_file is not None:
                 self._write_away()
 
+    def held(self, blocks: int) -> None:
+        """Notes the blocks that requests hold where the replica is lost."""
+        self.peak_used_blocks = max(self.peak_used_blocks, blocks)
+
     def _write_away(self) -> None:
         """Writes steps and events to their files where there are many, and KV events."""
         if len(self._steps) - self._written >= _FLUSH_ROWS * len(STEP_COLUMNS):

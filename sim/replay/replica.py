@@ -125,18 +125,19 @@ class Replica:
         if plan is None:
             return
         start_ns, _, _ = self._pipeline.newest[1]
-        n = plan.decode_n
-        line = self.costs.decode_line(n)
-        host = self._host_ns(n)
-        gap = -self._saved(n)
-        if not self._pipeline.depth:
-            gap += host
-        steps = self._begun(plan, line, gap, now)
-        shorter = self.scheduler.cut(plan, steps)
+        line, gap = self._pace(plan.decode_n)
+        shorter = self.scheduler.cut(plan, self._begun(plan, line, gap, now))
         if shorter is not plan:
-            launched = start_ns + host + self._submitting_ns
+            launched = start_ns + self._host_ns(plan.decode_n) + self._submitting_ns
             self._pipeline.replace_newest(shorter, self._times(shorter, line, start_ns, launched, gap))
             self.process.interrupt()
+
+    def _pace(self, requests: int) -> tuple[DecodeLine, int]:
+        """The device time of a stretch's steps, and what each takes more than that."""
+        gap = -self._saved(requests)
+        if not self._pipeline.depth:
+            gap += self._host_ns(requests)
+        return self.costs.decode_line(requests), gap
 
     def _begun(self, plan: StepPlan, line: DecodeLine, gap: int, now: int) -> int:
         """How many steps of the open stretch begin before `now`."""
@@ -154,10 +155,7 @@ class Replica:
         plan = scheduler.stride.open
         if plan is None:
             return used
-        gap = -self._saved(plan.decode_n)
-        if not self._pipeline.depth:
-            gap += self._host_ns(plan.decode_n)
-        steps = self._begun(plan, self.costs.decode_line(plan.decode_n), gap, now)
+        steps = self._begun(plan, *self._pace(plan.decode_n), now)
         running = scheduler.running
         if isinstance(self._memory, HybridMemory):
             return used + self._memory.blocks_added(running.decoders.requests, running.tick, steps)
@@ -177,13 +175,32 @@ class Replica:
             self.cut(now)
 
     def stop(self) -> None:
-        """Ends the process now: what is in flight is lost. To be called by another process."""
+        """Ends the process now: the steps in flight are lost. To be called by another process."""
+        self._note_ended_steps(int(self.env.now))
         self._stopped = True
         if self._idle is not None:
             self._idle.succeed()
             self._idle = None
         elif self.process.is_alive:
             self.process.interrupt()
+
+    def _note_ended_steps(self, now: int) -> None:
+        """Notes the steps of stretches in flight that ended before `now`, and the blocks held at `now`."""
+        self.cut(now)
+        flights = self._pipeline.flights
+        for plan, (start_ns, last_begins_ns, _) in flights:
+            if plan.steps == 1:
+                continue
+            if plan is flights[-1][0]:
+                line, gap = self._pace(plan.decode_n)
+                context, longest, most = plan.decode_ctx, plan.decode_max, plan.steps
+                ended = line.steps_begun(context, longest, now - self._base, most, gap) - 1
+                end_ns = self._base + line.ns(context, longest, ended) + gap * ended
+            else:  # the plan after it was made when its last step began
+                ended, end_ns = plan.steps - 1, last_begins_ns
+            if ended:
+                self.recorder.step(plan._replace(steps=ended), start_ns, end_ns)
+        self.recorder.held(self._memory.used_blocks)
 
     # ---- the loop
 

@@ -334,3 +334,15 @@ def test_rules_of_a_replica_hold_in_a_fleet():
     assert slow["makespan_s"] > 1.2 * fast["makespan_s"]
     expected = Scenario(num_gpu_blocks=300, costs="roofline", admission="expected")
     assert replay_fleet(trace, expected, fleet_of(2)).summary["completed"] == len(trace)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_steps_of_a_lost_replica_count_until_its_loss(ahead):
+    trace = poisson([(1, 1)], output=500)
+    trace.requests["arrival_s"] = 0.0
+    fleet = fleet_of(1, incidents=[{"at_s": 1.0, "replica": "replica-0"}], retries={"most": 0})
+    scenario = Scenario(costs="roofline", num_gpu_blocks=400, async_scheduling=ahead)
+    fast, slow = (replay_fleet(trace, scenario, fleet, fast_forward=each) for each in (True, False))
+    assert fast.summary["steps"] == slow.summary["steps"] > 100
+    assert fast.summary["peak_kv_usage"] == slow.summary["peak_kv_usage"]
+    assert (fast.steps["end_ns"] <= 10**9).all()
