@@ -509,7 +509,7 @@ class Replica:
             self._base = busy = self._device_free
             steps = 1
             if quiet > 1 and pipeline.flights and busy >= launched and busy < due:
-                if line.ns(context, longest) + gap >= host:
+                if line.ns(context, longest) + gap > host:
                     steps += line.steps_begun(context, longest, due - busy, quiet - 1, gap)
             elif busy < launched:
                 self._base = launched

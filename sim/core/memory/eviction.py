@@ -16,7 +16,7 @@ class Eviction(Protocol):
     """Order in which free blocks are taken.
 
     `leaves_first`: the order itself takes blocks before those that precede them in a sequence. Where it is
-    False, `next` must return a piece with `evictable() > 0`, and only that many blocks are taken at once.
+    False, `next` must return a piece with `evictable() > 0`, and only `at_once` blocks of it are taken.
     `blanks_first`: blocks without findable content are taken before all others (vLLM). Then they do not come
     here: the pool keeps them.
     """
@@ -38,6 +38,10 @@ class Eviction(Protocol):
 
     def next(self) -> FreePiece:
         """The piece to take blocks from. There is one."""
+        ...
+
+    def at_once(self, piece: FreePiece) -> int:
+        """How many of the last blocks of `next`'s piece are taken before the order is asked again."""
         ...
 
     def __iter__(self) -> Iterator[FreePiece]:
@@ -90,6 +94,10 @@ class LeastRecentlyUsed:
     def next(self) -> FreePiece:
         """The piece at the head of the ring."""
         return self.ring.after
+
+    def at_once(self, piece: FreePiece) -> int:
+        """All of the piece."""
+        return piece.high - piece.low
 
     def __iter__(self) -> Iterator[FreePiece]:
         """All pieces, first the one that is taken first."""

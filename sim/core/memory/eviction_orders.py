@@ -130,6 +130,12 @@ class CostAware(RankedEviction):
         self._floor = max(self._floor, rank[0])
         return rank
 
+    def at_once(self, piece: FreePiece) -> int:
+        """As many as may be evicted, but first only those beyond the cap, which have no value."""
+        beyond = piece.run.start + piece.high - self._most_blocks
+        most = piece.evictable()
+        return min(most, beyond) if beyond > 0 else most
+
     def add_beside(self, piece: FreePiece, place: FreePiece) -> None:
         """Adds a piece with the rank of the one it was cut off."""
         super().add_beside(piece, place)

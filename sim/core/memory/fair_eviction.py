@@ -93,6 +93,11 @@ class FairEviction:
         """The next piece of the tenant that is furthest above its share."""
         return next(self.in_turn())
 
+    def at_once(self, piece: FreePiece) -> int:
+        """As many as the order of the piece's tenant takes at once."""
+        order = self._place.get(piece)
+        return piece.evictable() if order is None else order.at_once(piece)
+
     def in_turn(self) -> Iterator[FreePiece]:
         """`next` over and over, while nothing happens but that the last blocks of each piece are taken."""
         cached = self.ledger.cached

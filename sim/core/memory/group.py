@@ -49,6 +49,9 @@ class Group(Protocol):
     def missing(self, request: Request, tokens: int) -> int:
         """Blocks to be taken so that the first `tokens` tokens have a place."""
 
+    def catch_up_after(self, hit: GroupHit) -> None:
+        """Publishes what generating requests have computed by now of the runs that follow a hit."""
+
     def may_find_more(self, request: Request, hit: GroupHit) -> bool:
         """Whether the hit may grow while others only generate."""
 
@@ -162,6 +165,15 @@ class FullGroup:
         """Publishes what a generating request has computed by now."""
         request = self._requests[writer]
         self.publish(request, self._progress(request))
+
+    def catch_up_after(self, hit: GroupHit) -> None:
+        """Publishes what generating requests have computed by now of the runs that follow a hit."""
+        if not hit.pieces:
+            return
+        last, _, _ = hit.pieces[-1]
+        for run in list(last.children or ()):
+            if run.writer is not None and run.writer.generating:
+                self._catch_up(run.writer)
 
     def may_find_more(self, request: Request, hit: GroupHit) -> bool:
         """Whether the hit may grow while others only generate: one of them writes the next segment."""

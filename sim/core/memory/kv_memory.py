@@ -202,6 +202,8 @@ class KvMemory:
             return HeadStart(tokens, StartKind.SWAP)
         if self.partial_reuse is None or not self._single:
             return NO_START
+        if self.caching:
+            self._first.catch_up_after(hit.groups[0])
         return self.partial_reuse.find(request.keys, hit.groups[0], request.known_tokens)
 
     # ---- claiming and growing

@@ -118,7 +118,7 @@ class BlockPool:
         while n:
             piece = next_piece()
             run = piece.run
-            most = piece.high - piece.low if leaves_first else piece.evictable()
+            most = piece.high - piece.low if leaves_first else eviction.at_once(piece)
             if n < most:
                 most = n
             n -= most

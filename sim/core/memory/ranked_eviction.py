@@ -46,6 +46,10 @@ class RankedEviction:
         """The rank of the first piece as it is now, if a piece may gain while it waits."""
         return rank
 
+    def at_once(self, piece: FreePiece) -> int:
+        """How many of the last blocks of the first piece are taken before its rank changes."""
+        return piece.evictable()
+
     def removed(self, piece: FreePiece) -> None:
         """Takes note that a piece with content is gone: evicted (it is empty then), or held again."""
 

@@ -8,13 +8,15 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from pagecast.planner_app.wording.quantities import told_apart
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
-from pagecast.traces.schema import Trace
+from pagecast.traces.schema import Spans, Trace
 from pagecast.traces.write import write_parquet
 from pandas.testing import assert_frame_equal
 
@@ -28,6 +30,24 @@ def test_an_eviction_order_changes_hits_and_not_what_fast_forward_shows(order: s
     assert_frame_equal(fast.requests, slow.requests)
     plain = replay(trace, Scenario(num_gpu_blocks=1200, costs="roofline"))
     assert fast.summary["reused_prefix_tokens"] != plain.summary["reused_prefix_tokens"]
+
+
+def test_partial_reuse_finds_what_generating_requests_have_filled_by_now(tmp_path: Path) -> None:
+    lengths = [1, 5, 6, 1, 5, 8]
+    table = pd.DataFrame({"arrival_s": 0.0, "input_tokens": lengths, "output_tokens": [60, 1, 31, 12, 12, 1]})
+    spans = Spans(np.arange(7), *np.array([(0, 0, length) for length in lengths]).T)
+    scenario = Scenario(
+        model="Qwen/Qwen3-0.6B",
+        costs="roofline",
+        block_size=4,
+        num_gpu_blocks=37,
+        partial_reuse="copy",
+        profile="trtllm-guaranteed-no-evict",
+    )
+    trace = Trace("partial", table, spans)
+    plain, logged = replay(trace, scenario), replay(trace, scenario, out=tmp_path / "out")
+    assert_frame_equal(plain.requests, logged.requests)
+    assert plain.summary["partial_reuse"]["tokens"] == 1
 
 
 @pytest.mark.parametrize("depth", [False, True])

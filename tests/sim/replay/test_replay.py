@@ -244,6 +244,38 @@ def test_decisions_with_windows_do_not_depend_on_fast_forward(rows, fields):
         assert fast.summary[key] == slow.summary[key]
 
 
+def test_steps_as_long_as_the_host_needs_end_at_the_same_time_without_fast_forward():
+    """Their times are rounded: some are a nanosecond shorter than the host's."""
+
+    class Rounded(Plain):
+        def decode_line(self, n):
+            return DecodeLine(n, 3_000_016_500_000, 7, 31)
+
+    trace = trace_of([{"arrival_s": 0.0, "input_tokens": 200, "output_tokens": 126}])
+    scenario = Scenario(num_gpu_blocks=93, costs="roofline")
+    costs = Rounded(host=3_000_017)
+    fast, slow = (replay(trace, scenario, costs=costs, fast_forward=each) for each in (True, False))
+    pd.testing.assert_frame_equal(fast.requests, slow.requests, check_exact=True)
+
+
+def test_blocks_beyond_the_cap_of_a_prefix_are_evicted_alone_however_many_are_taken_at_once():
+    lengths = [310, 87, 1, 225, 73]
+    table = {
+        "arrival_s": [0, 0.3, 0.56, 1.1, 1.4],
+        "input_tokens": lengths,
+        "output_tokens": [1, 151, 69, 1, 1],
+        "salt": ["x", "y", "y", None, "x"],
+    }
+    spans = [[(0, 0, 74), (50, 0, 236)], *[[(0, 0, length)] for length in lengths[1:]]]
+    scenario = Scenario(
+        model="Qwen/Qwen3-0.6B", costs="roofline", block_size=4, num_gpu_blocks=150, eviction="cost"
+    )
+    trace, costs = trace_of(table, spans), Plain(3_000_017, host=0)
+    fast, slow = (replay(trace, scenario, costs=costs, fast_forward=each) for each in (True, False))
+    pd.testing.assert_frame_equal(fast.requests, slow.requests, check_exact=True)
+    assert fast.summary["evicted_blocks"] == slow.summary["evicted_blocks"] > 0
+
+
 def test_failed_allocations_with_windows_do_not_depend_on_fast_forward():
     rows = [
         {"arrival_s": 0.05 * number, "input_tokens": 40 + 37 * number % 300, "output_tokens": 200}
