@@ -259,6 +259,8 @@ class Offloading:
     def _decided(self, request: Request) -> int:
         """The tokens of a decoding request whose content is decided before the step."""
         running = self._running
+        if running.speculates(request):
+            return request.known_tokens  # plans count draft tokens, too
         return running.planned(request) - (not running.publishes_at_once(request))
 
     def _store(self, request: Request, tokens: int) -> Transfer | None:

@@ -322,3 +322,22 @@ def test_requests_that_wait_for_one_another_for_ever_are_told_why(fields, words)
         replay(trace, scenario)
     with pytest.raises(BadInput, match=words):
         replay_fleet(trace, scenario, FleetSettings())
+
+
+def test_a_refused_store_of_a_request_that_speculates_is_tried_again():
+    """Its draft tokens reach beyond its last token, and content ends there."""
+    table = pd.DataFrame({"arrival_s": [0.0, 0.0], "input_tokens": [267, 77], "output_tokens": [1, 2]})
+    scenario = Scenario(
+        model="Qwen/Qwen3-0.6B",
+        costs="roofline",
+        num_gpu_blocks=37,
+        max_num_seqs=32,
+        max_num_batched_tokens=200,
+        speculative_config='{"method":"draft_model","num_speculative_tokens":3,"acceptance":0,"draft_cost":0.1}',
+    )
+    ten_blocks = scenario.layout().block_bytes * 10.01 / 2**30
+    ids = [np.arange(267), 1000 + np.arange(77)]
+    scenario = scenario.model_copy(update={"kv_offloading_size": ten_blocks})
+    result = replay(Trace("drafts", table, None, ids), scenario)
+    assert result.summary["completed"] == 2
+    assert result.summary["offloading"]["refused_stores"] > 0
