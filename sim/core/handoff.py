@@ -47,7 +47,7 @@ def reserve(scheduler: Scheduler, holder: Request) -> Hit | None:
     scheduler.stride.settle()
     memory = scheduler.memory
     hit: Hit = memory.find(holder)
-    if not memory.fits(holder, hit, holder.prompt_tokens):
+    if not memory.fits_now(holder, hit, holder.prompt_tokens):
         return None
     memory.claim(holder, hit)
     memory.grow(holder, holder.prompt_tokens)
