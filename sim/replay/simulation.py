@@ -90,6 +90,7 @@ def replay(
     check_every: int = 0,
     progress: Progress | None = None,
     kv_events: bool = False,
+    compare: bool = True,
 ) -> Result:
     """Serves `trace` on one replica of `scenario` and returns its figures.
 
@@ -98,7 +99,8 @@ def replay(
     `out`: a folder for `summary.json`, `requests.parquet`, `steps.parquet`, `events.parquet`,
     `trace.parquet` and `scenario.yaml`; it changes only once all is written. `check_every`: proves every
     invariant of the core each so many steps (and cheap ones on each). `kv_events`: write `kv_events.jsonl` as
-    well, in vLLM's vocabulary (`kv_event_file.py`).
+    well, in vLLM's vocabulary (`kv_event_file.py`). `compare`: replay again where the scenario asks for
+    figures that compare two replays (`rollout`, `isolation`); without, they are left out.
     Errors: BadInput for a trace, scenario or folder that can't be used; AssertionError from a check that
     fails.
     """
@@ -155,8 +157,9 @@ def replay(
         result = Result(trace.name, scenario, summary, table, recorder.steps(), remarks)
         if folder is not None:
             save(folder, trace, scenario, costs.name, summary, table)
-    again = partial(replay, costs=costs, arrivals=arrivals, keep_steps=False)
-    add_comparisons(trace, scenario, result, [watch] if watch is not None else [], again, out)
+    if compare:
+        again = partial(replay, costs=costs, arrivals=arrivals, keep_steps=False)
+        add_comparisons(trace, scenario, result, [watch] if watch is not None else [], again, out)
     return result
 
 

@@ -76,7 +76,7 @@ def serve_long(work: Lasting, scenario: Scenario, load: Load, *, costs: StepCost
         return watchers[0]
 
     try:
-        result = replay(trace, scenario, costs=costs, arrivals=clients, keep_steps=False)
+        result = replay(trace, scenario, costs=costs, arrivals=clients, keep_steps=False, compare=False)
     except _RunsAwayError:
         return _lasted(None, watchers[0], period_s, watchers[0].periods(period_s))
     begin = watchers[0].begin_s

@@ -1,9 +1,12 @@
 """Searches for the largest load: against functions whose answer is known, and queues solved on paper."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pagecast.planner_app.cli import run
 from pagecast.planner_app.planner.capacity.bisection import GROWTH, interval, largest, settle, width_error
 from pagecast.planner_app.planner.capacity.lasting import Lasting, serve_long
 from pagecast.planner_app.planner.capacity.planning import plan
@@ -331,3 +334,15 @@ def test_a_trace_whose_sessions_pause_lasts_at_the_rate_that_is_asked_for():
     assert requests_per_s_of_all(at_rate(trace, 30.0)) < 2
     lasting = lasting_at(trace, 30.0, most_requests=40_000)
     assert requests_per_s_of_all(lasting) == pytest.approx(30, rel=0.15)
+
+
+@pytest.mark.parametrize("fields", [{"rollout_at_s": 5.0}, {"isolation": "tenant", "isolation_price": True}])
+def test_plan_leaves_out_the_figures_that_compare_two_replays(fields, tmp_path, capsys):
+    """Their second replay found the clients of the first one, who had left."""
+    scenario = tmp_path / "s.yaml"
+    scenario.write_text(
+        json.dumps({"costs": "roofline", "num_gpu_blocks": 2000, "max_num_seqs": 16, **fields})
+    )
+    options = ["--scenario", str(scenario), "--limit", "40", "--slo", "ttft_p99<1s", "--most-requests", "100"]
+    assert run(["plan", "chat", *options, "--replicates", "0", "--workers", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rate"]["value"] > 0
