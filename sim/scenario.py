@@ -465,6 +465,11 @@ class Scenario(BaseModel):
 
             if self.eviction != "lru":
                 raise BadInput("eviction is not for the profile sglang; give radix_eviction_policy")
+            if self.enable_chunked_prefill and self.max_num_batched_tokens % self.block_size:
+                raise BadInput(
+                    f"max_num_batched_tokens {self.max_num_batched_tokens} is no multiple of block_size "
+                    f"{self.block_size}, as SGLang asks of --chunked-prefill-size and --page-size"
+                )
             return SglangSettings(
                 max_prefill_tokens=self.max_prefill_tokens,
                 chunked_prefill=self.enable_chunked_prefill,

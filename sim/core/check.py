@@ -131,7 +131,7 @@ def _check_hybrid(s: Scheduler, memory: HybridMemory) -> None:
     tails: list[int] = []
     entries = 0
     for request in memory.tables:
-        _hold(request.alive, f"{request!r} has ended and holds blocks")
+        _check_holder(s, request)
         for group, table in zip(memory.layers, memory.tables_of(request), strict=True):
             extents = table.extents()
             holders.update(extents)
@@ -143,6 +143,10 @@ def _check_hybrid(s: Scheduler, memory: HybridMemory) -> None:
                 _hold(len(set(blocks)) == len(blocks), f"{request!r} holds a block twice")
             if request in s.running.requests:
                 _check_table(s, request, table, group.spec)
+    for table in memory.detached_tables:
+        holders.update(table.extents())
+        tails += table.tail
+        entries += sum(length * extent.width for extent, length in table.held) + len(table.tail)
     _hold(all(extent.holders == count for extent, count in holders.items()), "holders are counted wrong")
     held = [*tails]
     for extent in holders:
@@ -156,6 +160,11 @@ def _check_hybrid(s: Scheduler, memory: HybridMemory) -> None:
     shared = sum(group.shared_blocks for group in memory.layers)
     _hold(shared == entries - memory.used_blocks, f"{shared} shared blocks, {entries} in all tables")
     _check_extents(pool, [*holders, *whole])
+
+
+def _check_holder(s: Scheduler, request: Request) -> None:
+    loads = s.offloading is not None and s.offloading.is_abandoned(request)
+    _hold(request.alive or loads, f"{request!r} has ended and holds blocks")
 
 
 def _check_table(s: Scheduler, request: Request, table: Table, spec: GroupSpec) -> None:
@@ -211,8 +220,7 @@ def _runs_held(s: Scheduler, memory: KvMemory) -> list[Run]:
     runs: dict[Run, None] = {}
     for group in memory.groups:
         for request in group.holdings:
-            loads = s.offloading is not None and s.offloading.is_abandoned(request)
-            _hold(request.alive or loads, f"{request!r} has ended and holds blocks")
+            _check_holder(s, request)
     held = [holding for group in memory.groups for holding in group.holdings.values()]
     for holding in (*held, *memory.detached):
         for run, count in holding.prefix_parts():

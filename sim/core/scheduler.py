@@ -60,6 +60,7 @@ class Scheduler:
         self.lifecycle = parts.lifecycle
         self.requests = parts.lifecycle.requests
         self.stride = parts.stride
+        self.aborted = parts.step.aborted  # requests that planning ended, until the caller clears the list
         self._step = parts.step
         self._mix = parts.mix
         self._in_flight = parts.running.in_flight
@@ -142,12 +143,15 @@ class Scheduler:
             self.stride.settle()
         step = self._step
         while True:
+            aborted = len(self.aborted)
             step.begin(now)
             self._mix.fill(step, self.memory, self.queue)
             plan = step.seal()
-            if plan is not None or not step.preempted or self.running.in_flight or once:
+            if plan is not None or self.running.in_flight or once:
                 return plan
-            # All that could run was preempted and its blocks are free now, so somebody can run.
+            if not step.preempted and len(self.aborted) == aborted:
+                return None
+            # All that could run was preempted or aborted and its blocks are free now, so somebody can run.
 
     def cut(self, plan: StepPlan, steps: int) -> StepPlan:
         """Shortens a stretch in flight to its first `steps` steps, those that have begun by now.

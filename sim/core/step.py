@@ -51,6 +51,7 @@ class Step:
         self.flushed: tuple[int, ...] = ()  # stores that must be done before the step
         self.offloading = lifecycle.offloading
         self.failed_allocations = 0
+        self.aborted: list[Request] = []  # until somebody takes note of them
         self._newcomers: list[Request] = []  # whose whole block tables are new in this step
         self._memory = memory
         self._queue: Queue = lifecycle.queue
@@ -281,6 +282,12 @@ class Step:
         self.failed_allocations += 1
         coming = bool(self.running.joining)
         self._queue.blocked = not self._memory.may_find_more(request, hit, coming=coming)
+
+    def abort(self, request: Request, reason: str) -> None:
+        """Ends a request that can't go on, in its client's place."""
+        request.reason = reason
+        self.lifecycle.cancel(request.id, self.now)
+        self.aborted.append(request)
 
     def preempt(self, request: Request, *, had_turn: bool = False) -> None:
         """Takes a running request's blocks and queues it again.

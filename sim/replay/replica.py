@@ -406,6 +406,8 @@ class Replica:
             plan = self.scheduler.decide(now)
         else:
             plan = self.scheduler.plan(now)
+        if self.scheduler.aborted:
+            self._end_aborted(now)
         if self.disk is not None:
             self.disk.take(now)
         if plan is None:
@@ -546,6 +548,12 @@ class Replica:
         """
         shared = self._memory.shared_tokens()
         return self.costs.shared_ns(shared, requests) if shared else 0
+
+    def _end_aborted(self, now: int) -> None:
+        aborted = self.scheduler.aborted
+        for request in aborted:
+            self._ended(request, now)
+        aborted.clear()
 
     def _ended(self, request: Request, now: int) -> None:
         if self.speculation is not None:

@@ -78,6 +78,7 @@ class HybridMemory(KvMemory):
         self._limits = limits
         self.layers = self._make_layers(together=together)
         self.tables: dict[Request, Tables] = {}
+        self.detached_tables: list[Table] = []  # taken from their requests, and still to be given back
         self._set_up_layers()
         self.writers = OutputWriters()
         self._progress = progress
@@ -514,8 +515,10 @@ class HybridMemory(KvMemory):
             detached.held += table.held
             if table.tail:
                 detached.add([Extent(table.tail, None, 0, 1)])
+        self.detached_tables.append(detached)
 
         def give_back() -> None:
+            self.detached_tables.remove(detached)
             extents = detached.extents()
             freed_blocks = self.extents.to_be_freed(extents, detached.tail)
             self.layers[0].shared_blocks -= self.extents.drop(extents, detached.tail)

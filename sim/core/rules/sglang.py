@@ -25,6 +25,9 @@ from pagecast.sim.core.rules.sglang_order import SglangFcfs
 from pagecast.sim.core.sglang_settings import SglangSettings
 from pagecast.sim.core.step import Step
 
+_NEVER_ADMITTED = "is not admitted by SGLang's rules even alone"
+_NEVER_AGAIN = "never fits again after it was retracted"
+
 
 class SglangMix:
     """Batches of prompts and of decodes in turn.
@@ -67,14 +70,14 @@ class SglangMix:
     def _abort_first(self, step: Step, memory: RadixMemory, queue: Queue) -> None:
         """Ends the request that is not admitted though nothing else uses memory: SGLang would wait for ever.
 
-        It fitted when it was submitted. After a retraction its generated tokens may need a page more.
+        It fitted when it was submitted, but where the whole output is certain SGLang admits nobody who would
+        leave no token free. After a retraction its generated tokens may need a page more.
         """
         order = queue.order
         assert isinstance(order, SglangFcfs)
         waiting = order.arrange(memory)
         if waiting:
-            waiting[0].reason = "never fits again after it was retracted"
-            step.lifecycle.cancel(waiting[0].id, step.now)
+            step.abort(waiting[0], _NEVER_AGAIN if waiting[0].preemptions else _NEVER_ADMITTED)
 
     # ---- merging
 
@@ -248,9 +251,7 @@ class SglangMix:
             retracted.append(victim)
             memory.make_room(len(batch) * RETRACT_STEPS)
         if len(batch) == 1 and not memory.make_room(_next_tokens(step, memory)):
-            last = batch.pop()
-            last.reason = "out of KV memory after all others were retracted"
-            step.lifecycle.cancel(last.id, step.now)
+            step.abort(batch.pop(), "out of KV memory after all others were retracted")
         self._number(batch)
         self.batch = batch
         longest = sum([request.output_tokens for request in batch])

@@ -505,3 +505,45 @@ def test_a_scenario_that_cannot_be_is_told_so(fields, words):
         replay(read("chat", limit=5), Scenario.make(fields))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_checks_know_blocks_that_wait_for_a_step_or_a_load_of_a_model_with_windows():
+    model = {"model": "openai/gpt-oss-20b", "costs": "roofline", "kv_offloading_size": 1.0}
+    drafts = Scenario(**model, num_gpu_blocks=150, speculative_config="eagle3:5:1")
+    short = trace_of([{"arrival_s": 0.0, "input_tokens": 1, "output_tokens": 3}])
+    assert replay(short, drafts, costs=Plain(), check_every=1).summary["completed"] == 1
+    lengths, leaves = (300, 600, 300, 5), (None, None, 0.3, None)
+    rows = [
+        {
+            "arrival_s": i / 2,
+            "input_tokens": length,
+            "output_tokens": 40 if i == 3 else 1,
+            "cancel_after_s": left,
+        }
+        for i, (length, left) in enumerate(zip(lengths, leaves, strict=True))
+    ]
+    trace = trace_of(
+        rows, [[(content, 0, length)] for content, length in zip((0, 1, 0, 9), lengths, strict=True)]
+    )
+    slow_link = Scenario(**model, num_gpu_blocks=80, host_load_gb_per_s=0.001)
+    states = replay(trace, slow_link, costs=Plain(), check_every=1).requests["state"]
+    assert states.tolist() == ["completed", "completed", "cancelled", "completed"]
+
+
+def test_a_request_that_is_never_admitted_is_in_the_table_and_the_others_go_on():
+    """It misses one token of the 48 of the pool under SGLang's rules without a cache."""
+    rows = [
+        {"arrival_s": 0.0, "input_tokens": prompt, "output_tokens": output}
+        for prompt, output in [(29, 7), (7, 10), (29, 7)]
+    ]
+    scenario = Scenario(
+        profile="sglang",
+        costs="roofline",
+        block_size=8,
+        num_gpu_blocks=6,
+        enable_prefix_caching=False,
+        ignore_eos=True,
+    )
+    table = replay(trace_of(rows), scenario, costs=Plain(), check_every=1).requests
+    assert table["state"].tolist() == ["cancelled", "completed", "cancelled"]
+    assert table["reason"][0] == table["reason"][2] == "is not admitted by SGLang's rules even alone"
