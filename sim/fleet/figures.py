@@ -124,22 +124,28 @@ def routing_figures(
 
 
 def gpu_figures(members: list[Member], table: pd.DataFrame, price: float | None) -> dict[str, Any]:
-    """GPUs from each replica's start to its end, or to the end of the last request.
+    """GPUs from each replica's start to its end, counted within the makespan.
 
-    `gpu_hours` and their price, `peak_gpus` held at once, and `mean_gpus` held by type.
+    The makespan is from the first arrival to the end of the last request: a replica that was there before the
+    first arrival counts from then. `gpu_hours` and their price, `peak_gpus` held at once, and `mean_gpus`
+    held by type.
     """
-    last_ns = float(np.nanmax(table["finished_s"].to_numpy(np.float64), initial=0.0)) * 1e9
+    first_ns = float(table["arrival_s"].min()) * NS
+    last_ns = max(float(np.nanmax(table["finished_s"].to_numpy(np.float64), initial=0.0)) * NS, first_ns)
     hours = 0.0
     mean: dict[str, float] = {}
     changes: list[tuple[float, int]] = []
     for member in members:
+        begin_ns = max(member.started_ns, first_ns)
         end_ns = last_ns if member.gone_ns is None else min(member.gone_ns, last_ns)
-        held_ns = max(end_ns - member.started_ns, 0.0)
+        held_ns = max(end_ns - begin_ns, 0.0)
         gpus = member.scenario.tensor_parallel_size
         kind = find_gpu(member.scenario.gpu).name
         hours += held_ns / 3.6e12 * gpus
-        mean[kind] = mean.get(kind, 0.0) + (held_ns / last_ns if last_ns else 1.0) * gpus
-        changes += [(member.started_ns, gpus), (max(end_ns, member.started_ns), -gpus)]
+        share = held_ns / (last_ns - first_ns) if last_ns > first_ns else 1.0
+        mean[kind] = mean.get(kind, 0.0) + share * gpus
+        if begin_ns <= end_ns:
+            changes += [(begin_ns, gpus), (end_ns, -gpus)]
     peak = held = 0
     for _, change in sorted(changes, key=lambda entry: (entry[0], -entry[1])):
         held += change

@@ -155,6 +155,25 @@ def test_an_autoscaled_fleet_grows_with_the_load_and_shrinks_again(metric, targe
     assert figures["cost"] == pytest.approx(2.0 * figures["gpu_hours"])
 
 
+def test_gpu_hours_count_from_the_first_arrival_as_the_makespan_does():
+    """A slice of a day costs the same whenever it begins, and what was gone before it costs nothing."""
+    steps = [
+        {"at_s": 3601.0, "replica": "replica-0", "back_after_s": 1.0},
+        {"at_s": 100.0, "replica": "replica-2"},
+    ]
+    settings = fleet_of(3, incidents=steps, price_per_gpu_hour=2.0)
+    early = poisson([(20, 10)])
+    late = Trace("late", early.requests.assign(arrival_s=early.requests["arrival_s"] + 3600))
+    s = replay_fleet(late, Scenario(), settings).summary
+    fleet, span_s = s["fleet"], s["makespan_s"]
+    assert 1.7 * span_s < fleet["gpu_hours"] * 3600 < 2 * span_s
+    assert fleet["cost"] == pytest.approx(2.0 * fleet["gpu_hours"])
+    assert fleet["peak_gpus"] == 2
+    assert sum(fleet["mean_gpus"].values()) == pytest.approx(fleet["gpu_hours"] * 3600 / span_s)
+    alone = [replay_fleet(trace, Scenario(), fleet_of(2)).summary["fleet"] for trace in (early, late)]
+    assert alone[0]["gpu_hours"] == pytest.approx(alone[1]["gpu_hours"])
+
+
 def test_a_rollout_replaces_every_replica_without_a_gap():
     trace = poisson([(20, 20)])
     rollout = {"at_s": 5.0, "scenario": {"max_num_seqs": 64}}
