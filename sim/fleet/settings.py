@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pagecast.sim.core.errors import BadInput, check_given_once
 from pagecast.sim.documents import field_problem
+from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.scenario import Scenario
 from pagecast.sim.yaml_documents import read_mapping, yaml_text
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -25,6 +26,32 @@ def changed_scenario(base: Scenario, fields: dict[str, Any], where: str) -> Scen
         if getattr(scenario, name) != getattr(base, name):
             raise BadInput(f"{where}: {name} is for all replicas; give it to the whole fleet's scenario")
     return scenario
+
+
+def _check_handover(members: list[tuple[str, Scenario]]) -> None:
+    """Refuses replicas that hand KV to each other and cannot read it.
+
+    The numbers of a KV cache are of one model and dtype, and of the same tokens in each layer. Block size and
+    tensor parallelism may differ: what is carried is counted in tokens.
+    Errors: BadInput naming two replicas, and the field in which they differ.
+    """
+    first_name, first = members[0]
+    for name, scenario in members[1:]:
+        if scenario == first:
+            continue
+        pairs = {
+            "model": (find_model(first.model).name, find_model(scenario.model).name),
+            "kv_cache_dtype": (first.kv_cache_dtype, scenario.kv_cache_dtype),
+        }
+        if set(first.layout().windows) != set(scenario.layout().windows):
+            field = "disable_hybrid_kv_cache_manager"
+            pairs[field] = (getattr(first, field), getattr(scenario, field))
+        for field, (here, there) in pairs.items():
+            if here != there:
+                raise BadInput(
+                    f"fleet: disaggregation hands KV from one replica to another, and {first_name} has "
+                    f"{field} {here}, {name} {there}; give both the same"
+                )
 
 
 class RouterSettings(BaseModel):
@@ -250,6 +277,8 @@ class FleetSettings(BaseModel):
             members += [(f"{name}-{index}", scenario) for index in range(group.replicas)]
         if not members:
             raise BadInput("the fleet has no replica; give at least one")
+        if self.disaggregation is not None:
+            _check_handover(members)
         return members
 
     def revisions(self, base: Scenario) -> list[Scenario]:

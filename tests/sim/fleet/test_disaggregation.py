@@ -189,6 +189,32 @@ def test_roles_that_make_no_fleet_are_refused(fleet, words):
         replay_fleet(read("chat", limit=5), Scenario(), FleetSettings.make(fleet))
 
 
+@pytest.mark.parametrize(
+    ("base", "differs", "words"),
+    [
+        ({}, {"model": "Qwen/Qwen3-0.6B"}, r"p-0 has model Qwen/Qwen3-0.6B, d-0 Qwen/Qwen3-8B"),
+        ({}, {"kv_cache_dtype": "fp8"}, r"p-0 has kv_cache_dtype fp8, d-0 auto"),
+        (
+            {"model": "google/gemma-3-4b-it"},
+            {"disable_hybrid_kv_cache_manager": True},
+            r"p-0 has disable_hybrid_kv_cache_manager True, d-0 False",
+        ),
+    ],
+)
+def test_replicas_that_cannot_read_the_kv_of_others_are_refused(base, differs, words):
+    with pytest.raises(BadInput, match=words):
+        replay_fleet(one(), Scenario(**base), apart(scenario=differs))
+
+
+@pytest.mark.parametrize(
+    "differs", [{"model": "qwen3-8b"}, {"block_size": 32}, {"tensor_parallel_size": 2}, {"gpu": "H100"}]
+)
+def test_replicas_of_one_model_hand_over_whatever_else_differs(differs):
+    scenario = Scenario(costs="roofline")
+    summary = replay_fleet(one(), scenario, apart(scenario=differs)).summary
+    assert summary["completed"] == summary["fleet"]["handoff"]["remote"] == 1
+
+
 def test_what_a_prompt_found_is_told_apart_where_it_was_computed():
     scenario = Scenario(costs="roofline", partial_reuse="copy", block_size=128, num_gpu_blocks=375)
     groups = [{"replicas": 1, "role": "prefill"}, {"replicas": 1, "role": "decode"}]
