@@ -315,7 +315,7 @@ def summarise(
         "makespan_s": makespan,
         "wall_s": wall_s,
         "steps": counted.steps,
-        "input_tokens": int(completed["input_tokens"].sum()),
+        "input_tokens": int(accepted_rows["input_tokens"].sum()),
         "output_tokens": output,
         "output_tokens_per_s": output / makespan if makespan > 0 else 0.0,
         **latency_summary(table),

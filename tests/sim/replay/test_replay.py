@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from pagecast.planner_app.wording.note_sentences import sentences
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import DecodeLine
+from pagecast.sim.fleet.settings import FleetSettings
+from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
@@ -144,6 +146,20 @@ def test_a_client_that_gives_up_frees_its_blocks():
     assert result.requests.output_tokens[0] == 91
     assert result.summary["output_tokens"] == 91 + 20
     assert result.requests.admitted_s[1] >= 1.0
+
+
+def test_tokens_are_summed_over_all_requests_but_rejected_ones():
+    """A fleet's summary counts the same, over replicas of different kinds."""
+    rows = {"arrival_s": 0.0, "input_tokens": [100, 200, 10_000], "output_tokens": [4, 500, 4]}
+    trace = trace_of({**rows, "cancel_after_s": [np.nan, 0.1, np.nan]})
+    scenario = Scenario(num_gpu_blocks=100)
+    groups = [{"name": "a"}, {"name": "b", "scenario": {"max_num_seqs": 8}}]
+    fleet = replay_fleet(trace, scenario, FleetSettings.make({"groups": groups}), costs=Plain())
+    for result in (replay(trace, scenario, costs=Plain()), fleet):
+        s, table = result.summary, result.requests
+        assert (s["completed"], s["cancelled"], s["rejected"]) == (1, 1, 1)
+        assert s["input_tokens"] == 300
+        assert s["output_tokens"] == table["output_tokens"][:2].sum() > 4
 
 
 def test_what_never_fits_is_rejected_with_its_reason():
