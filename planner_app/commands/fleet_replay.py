@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pagecast.planner_app import console
-from pagecast.planner_app.wording.quantities import counted
+from pagecast.planner_app.wording.quantities import counted, gpus_there, replicas_there
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import FleetReplay, FleetResult, replay_fleet
 from pagecast.sim.replay import Result
@@ -37,7 +37,7 @@ def show_replicas(result: Result) -> None:
     assert isinstance(result, FleetResult)
     fleet = result.summary["fleet"]
     console.out.print(
-        f"fleet: {counted(fleet['replicas'], 'replica')} on {counted(fleet['gpus'], 'GPU')} behind "
+        f"fleet: {replicas_there(fleet)} on {gpus_there(fleet)} behind "
         f"{fleet['router']}; herding "
         f"{fleet['herding']:.2f}, busiest replica {fleet['imbalance']:.2f} x an even share",
         soft_wrap=True,

@@ -7,7 +7,7 @@ from typing import Any
 
 from pagecast.planner_app import console
 from pagecast.planner_app.wording.note_sentences import sentence
-from pagecast.planner_app.wording.quantities import counted, told_apart
+from pagecast.planner_app.wording.quantities import counted, gpus_there, replicas_there, told_apart
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.metrics import STATISTICS, telling
 from pagecast.sim.replay.replicates import Spread
@@ -18,7 +18,7 @@ def show(result: Result, out: Path | None, spread: Spread | None = None) -> None
     """Prints a result as tables, with its intervals, and what the figures mean and how far to trust them."""
     s, scenario = result.summary, result.scenario
     if fleet := s.get("fleet"):
-        where = f"{counted(fleet['replicas'], 'replica')}, {counted(fleet['gpus'], 'GPU')}"
+        where = f"{replicas_there(fleet)}, {gpus_there(fleet)}"
     else:
         where = f"{scenario.tensor_parallel_size} x {scenario.gpu}"
     console.out.print(
@@ -82,11 +82,7 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
     )
     if sources := told_apart(s["prompt_tokens_by_source"]):
         table.add_row("prompt tokens", sources)
-    table.add_row(
-        "KV cache",
-        f"{s['num_gpu_blocks']:,} blocks, {s['peak_kv_usage']:.1%} in use at peak, "
-        f"{s['evicted_blocks']:,} evicted",
-    )
+    table.add_row("KV cache", _kv_cache(s))
     over = f", over all {gpus} GPUs" if gpus > 1 else ""
     table.add_row("sequence", f"{console.size(s['bytes_per_sequence'])} of KV at its end, on average{over}")
     table.add_row(
@@ -136,6 +132,16 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
     if speculation := s.get("speculation"):
         table.add_row("draft tokens", _drafts(speculation))
     return table
+
+
+def _kv_cache(s: dict[str, Any]) -> str:
+    """Blocks, and how many were used and evicted; a fleet's are of all its replicas, its peak is of one."""
+    evicted = f"{s['evicted_blocks']:,} evicted"
+    blocks, share = f"{s['num_gpu_blocks']:,} blocks", f"{s['peak_kv_usage']:.1%} in use at peak"
+    replicas = s["fleet"]["replicas"] if "fleet" in s else 1
+    if replicas == 1:
+        return f"{blocks}, {share}, {evicted}"
+    return f"{blocks} in all {replicas:,} replicas together, {evicted}; {share} on the fullest replica"
 
 
 def _eviction_rows(eviction: dict[str, Any]) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from pagecast.planner_app.reports import charts
 from pagecast.planner_app.reports.fleet_charts import replicas_over_time, requests_per_replica
 from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 from pagecast.planner_app.wording.note_sentences import sentences
-from pagecast.planner_app.wording.quantities import counted, seconds, told_apart
+from pagecast.planner_app.wording.quantities import replicas_there, seconds, told_apart
 from pagecast.sim.fleet.simulation import FleetResult
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.metrics import STATISTICS
@@ -36,7 +36,7 @@ def replay_report(result: Result, spread: Spread | None = None) -> str:
     fleet = result if isinstance(result, FleetResult) else None
     where = f"{scenario.tensor_parallel_size} x {scenario.gpu}"
     if fleet is not None:
-        where = f"{counted(s['fleet']['replicas'], 'replica')} behind {s['fleet']['router']}"
+        where = f"{replicas_there(s['fleet'])} behind {s['fleet']['router']}"
     lead = (
         f"{s['requests']:,} requests on {where} with "
         f"{scenario.model}, as {scenario.profile} would serve them; step costs: {s['costs']}."
@@ -63,6 +63,9 @@ def cards(s: dict[str, Any]) -> list[SummaryCard]:
         return seconds(table["p50"]), f"p99 {seconds(table['p99'])}"
 
     rate = s["completed"] / s["makespan_s"] if s["makespan_s"] else 0.0
+    blocks = f"of {s['num_gpu_blocks']:,} blocks"
+    if s.get("fleet", {}).get("replicas", 1) > 1:
+        blocks = "of the blocks of the fullest replica"
     unserved = ", ".join(f"{s[state]:,} {state}" for state in ("rejected", "cancelled") if s[state])
     return [
         SummaryCard("TTFT p50", *both("ttft_s")),
@@ -78,7 +81,7 @@ def cards(s: dict[str, Any]) -> list[SummaryCard]:
             f"of eligible prompt tokens; {seconds(s['prefill_avoided_s'])} of prefill avoided"
             + (f"; {sources}" if (sources := told_apart(s["prompt_tokens_by_source"])) else ""),
         ),
-        SummaryCard("KV cache at peak", f"{s['peak_kv_usage']:.1%}", f"of {s['num_gpu_blocks']:,} blocks"),
+        SummaryCard("KV cache at peak", f"{s['peak_kv_usage']:.1%}", blocks),
         SummaryCard(
             "Preemptions", f"{s['preemptions']:,}", f"{s['failed_allocations']:,} failed allocations"
         ),

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 def counted(number: int, noun: str) -> str:
     """A number with its noun: `1 request`, `2,000 requests`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def replicas_there(fleet: dict[str, Any]) -> str:
+    """How many replicas a fleet has, of a summary's `fleet`: `4 replicas`, `2 to 5 replicas (13 started)`."""
+    least, most, started = fleet["least_replicas"], fleet["peak_replicas"], fleet["replicas"]
+    text = counted(most, "replica") if least == most else f"{least:,} to {counted(most, 'replica')}"
+    return text if started == most else f"{text} ({started:,} started)"
+
+
+def gpus_there(fleet: dict[str, Any]) -> str:
+    """How many GPUs a fleet has, of a summary's `fleet`: `4 GPUs`, or `at most 5 GPUs` where that varies."""
+    bound = "at most " if fleet["least_replicas"] != fleet["peak_replicas"] else ""
+    return bound + counted(fleet["peak_gpus"], "GPU")
 
 
 def seconds(value: float | None) -> str:

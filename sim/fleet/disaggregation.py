@@ -60,7 +60,7 @@ class DisaggregatedFleet(Fleet):
         self.decode_choices = Choices()
         self.prefill_ready: list[View] = []
         self.handoffs: dict[int, Handoff[Member]] = {}
-        self.local_requests = 0
+        self.local: dict[int, Member] = {}  # the decode replica of each row that is computed there alone
         self.ports = Ports(settings.bytes_per_s, round(settings.latency_s * NS))
         self._tasks: defaultdict[int, Tasks[Member]] = defaultdict(Tasks)  # by replica
 
@@ -90,7 +90,7 @@ class DisaggregatedFleet(Fleet):
         self.decode_choices.add(row, decode, self.ready)
         target = self.members[decode.number]
         if query.prompt_tokens - cached < self.settings.remote_tokens:
-            self.local_requests += 1
+            self.local[row] = target
             self._send(row, target, cached, now, arrival_ns)
             return
         prefill, cached = self.router.choose(query, self.prefill_ready)
@@ -187,15 +187,19 @@ class DisaggregatedFleet(Fleet):
             lookup_s[at_rows] = prefix_lookup_s(rows.iloc[at_rows], self.members[number].costs)
 
     def figures(self) -> dict[str, Any]:
-        """Requests handed over and not, what was carried, and how long handoffs waited and took."""
-        complete = [handoff for handoff in self.handoffs.values() if handoff.is_decoding]
+        """Requests handed over and not, what was carried, and how long handoffs waited and took.
+
+        Requests that the decode replica rejected count as neither; what was carried for them counts.
+        """
+        landed = [handoff for handoff in self.handoffs.values() if handoff.is_decoding]
+        complete = [handoff for handoff in landed if not _is_rejected(handoff.decode, handoff.row)]
         waits = [(handoff.start_ns - handoff.ready_ns) / NS for handoff in complete]
         durations = [(handoff.end_ns - handoff.start_ns) / NS for handoff in complete]
         landings = [(handoff.landed_ns - handoff.end_ns) / NS for handoff in complete]
         return {
             "remote": len(complete),
-            "local": self.local_requests,
-            "moved_bytes": sum(handoff.moved_bytes for handoff in complete),
+            "local": sum(not _is_rejected(member, row) for row, member in self.local.items()),
+            "moved_bytes": sum(handoff.moved_bytes for handoff in landed),
             "wait_s": statistics(np.array(waits)),
             "transfer_s": statistics(np.array(durations)),
             "landing_s": statistics(np.array(landings)),
@@ -310,6 +314,12 @@ def _feed(member: Member) -> HandoffFeed:
     feed = member.feed
     assert isinstance(feed, HandoffFeed)
     return feed
+
+
+def _is_rejected(member: Member, row: int) -> bool:
+    """Whether a replica has rejected a request."""
+    request = _feed(member).requests.get(row)
+    return request is not None and request.state is State.REJECTED
 
 
 def _inbox(member: Member) -> HandoffInbox:

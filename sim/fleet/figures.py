@@ -128,13 +128,13 @@ def gpu_figures(members: list[Member], table: pd.DataFrame, price: float | None)
 
     The makespan is from the first arrival to the end of the last request: a replica that was there before the
     first arrival counts from then. `gpu_hours` and their price, `peak_gpus` held at once, and `mean_gpus`
-    held by type.
+    held by type; `least_replicas` and `peak_replicas` that were there at once.
     """
     first_ns = float(table["arrival_s"].min()) * NS
     last_ns = max(float(np.nanmax(table["finished_s"].to_numpy(np.float64), initial=0.0)) * NS, first_ns)
     hours = 0.0
     mean: dict[str, float] = {}
-    changes: list[tuple[float, int]] = []
+    spans: list[tuple[float, float, int]] = []
     for member in members:
         begin_ns = max(member.started_ns, first_ns)
         end_ns = last_ns if member.gone_ns is None else min(member.gone_ns, last_ns)
@@ -145,17 +145,31 @@ def gpu_figures(members: list[Member], table: pd.DataFrame, price: float | None)
         share = held_ns / (last_ns - first_ns) if last_ns > first_ns else 1.0
         mean[kind] = mean.get(kind, 0.0) + share * gpus
         if begin_ns <= end_ns:
-            changes += [(begin_ns, gpus), (end_ns, -gpus)]
-    peak = held = 0
-    for _, change in sorted(changes, key=lambda entry: (entry[0], -entry[1])):
-        held += change
-        peak = max(peak, held)
+            spans.append((begin_ns, end_ns, gpus))
+    least, most = _at_once([(begin, end, 1) for begin, end, _ in spans], first_ns, last_ns)
     return {
+        "least_replicas": least,
+        "peak_replicas": most,
         "gpu_hours": hours,
         "cost": None if price is None else hours * price,
-        "peak_gpus": peak,
+        "peak_gpus": _at_once(spans, first_ns, last_ns)[1],
         "mean_gpus": mean,
     }
+
+
+def _at_once(spans: list[tuple[float, float, int]], first: float, last: float) -> tuple[int, int]:
+    """The least and the most that is held at once from `first` to `last`, of `(begin, end, how much)`.
+
+    What ends when something else begins is held beside it: it is handed over.
+    """
+    changes = [(begin, held) for begin, _, held in spans] + [(end, -held) for _, end, held in spans]
+    held = most = 0
+    after: dict[float, int] = {first: 0}  # what is held after each time at which something changes
+    for time, change in sorted(changes, key=lambda entry: (entry[0], -entry[1])):
+        held += change
+        most = max(most, held)
+        after[time] = held
+    return min((level for time, level in after.items() if time < last), default=most), most
 
 
 def ready_over_time(timeline: pd.DataFrame) -> pd.DataFrame:

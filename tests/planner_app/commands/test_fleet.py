@@ -25,6 +25,28 @@ def test_one_replica_is_in_the_singular(capsys):
     assert "fleet: 1 replica on 1 GPU behind session" in capsys.readouterr().out
 
 
+def test_a_fleet_whose_replicas_come_and_go_tells_how_many_replicas_there_were_at_once(capsys, tmp_path):
+    """Not only how many there ever were; KV figures say what is of all replicas and what of one."""
+    file = tmp_path / "fleet.yaml"
+    lost = "{at_s: 20, replica: replica-1, back_after_s: 5}"
+    file.write_text(f"groups: [{{replicas: 3}}]\nstartup: {{engine_s: 1}}\nincidents: [{lost}]\n")
+    options = ["--gpu", "L4", "--fleet", str(file), "--report", str(tmp_path / "fleet.html")]
+    assert run([*REPLAY, *options, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    fleet = summary["fleet"]
+    names = ("least_replicas", "peak_replicas", "peak_gpus", "replicas")
+    assert [fleet[name] for name in names] == [2, 3, 3, 4]
+    assert run([*REPLAY, *options]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    there = "2 to 3 replicas (4 started)"
+    assert f"on Qwen/Qwen3-8B, {there}, at most 3 GPUs" in printed
+    assert f"fleet: {there} on at most 3 GPUs" in printed
+    assert "blocks in all 4 replicas together" in printed
+    assert f"{summary['peak_kv_usage']:.1%} in use at peak on the fullest replica" in printed
+    page = (tmp_path / "fleet.html").read_text()
+    assert f"{there} behind" in page and "of the blocks of the fullest replica" in page
+
+
 def test_json_has_the_fleet(capsys):
     assert run([*REPLAY, "--replicas", "2", "--router", "prefix-affinity", "--json"]) == 0
     fleet = json.loads(capsys.readouterr().out)["fleet"]

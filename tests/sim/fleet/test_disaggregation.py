@@ -215,6 +215,21 @@ def test_replicas_of_one_model_hand_over_whatever_else_differs(differs):
     assert summary["completed"] == summary["fleet"]["handoff"]["remote"] == 1
 
 
+@pytest.mark.parametrize("remote_tokens", [0, 1000], ids=["handed over", "computed where they decode"])
+def test_requests_that_the_decode_replica_rejects_are_not_counted_as_decoded_there(remote_tokens):
+    table = {"arrival_s": [0.0, 1.0, 2.0], "input_tokens": [500, 600, 200], "output_tokens": [50, 900, 50]}
+    groups = [
+        {"name": "p", "role": "prefill"},
+        {"name": "d", "role": "decode", "scenario": {"num_gpu_blocks": 40}},
+    ]
+    settings = {"groups": groups, "disaggregation": {"remote_tokens": remote_tokens}}
+    trace = Trace("made", pd.DataFrame(table))
+    summary = replay_fleet(trace, Scenario(), FleetSettings.make(settings)).summary
+    assert (summary["completed"], summary["rejected"]) == (2, 1)
+    handoff = summary["fleet"]["handoff"]
+    assert (handoff["remote"], handoff["local"]) == ((0, 2) if remote_tokens else (2, 0))
+
+
 def test_what_a_prompt_found_is_told_apart_where_it_was_computed():
     scenario = Scenario(costs="roofline", partial_reuse="copy", block_size=128, num_gpu_blocks=375)
     groups = [{"replicas": 1, "role": "prefill"}, {"replicas": 1, "role": "decode"}]

@@ -168,7 +168,8 @@ def test_gpu_hours_count_from_the_first_arrival_as_the_makespan_does():
     fleet, span_s = s["fleet"], s["makespan_s"]
     assert 1.7 * span_s < fleet["gpu_hours"] * 3600 < 2 * span_s
     assert fleet["cost"] == pytest.approx(2.0 * fleet["gpu_hours"])
-    assert fleet["peak_gpus"] == 2
+    assert fleet["peak_gpus"] == fleet["peak_replicas"] == 2
+    assert fleet["least_replicas"] == 1
     assert sum(fleet["mean_gpus"].values()) == pytest.approx(fleet["gpu_hours"] * 3600 / span_s)
     alone = [replay_fleet(trace, Scenario(), fleet_of(2)).summary["fleet"] for trace in (early, late)]
     assert alone[0]["gpu_hours"] == pytest.approx(alone[1]["gpu_hours"])
