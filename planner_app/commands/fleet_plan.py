@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 from pagecast.planner_app import console
@@ -10,11 +13,15 @@ from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.fleet.emit import emit
 from pagecast.planner_app.planner.fleet.sizing import FleetSize, Sizing, against, sized
 from pagecast.planner_app.planner.slo import Slo
+from pagecast.planner_app.wording.note_sentences import sentences
+from pagecast.planner_app.wording.quantities import counted
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 from pagecast.traces.write import replacing
 from rich.table import Table
+
+_COUNTS = ("completed", "rejected", "cancelled")
 
 
 def plan_fleet(
@@ -41,8 +48,10 @@ def plan_fleet(
         for fleet in fleets:  # what cannot be written is said before the search
             emit(form, scenario, fleet)
     sizing = Sizing(work, scenario, level, most)
+    started = time.perf_counter()
     with executor(workers, cluster) as run, console.progress("routers", len(fleets)) as update:
         sizes = run.map(sizing.run, fleets, progress=update)
+    wall_s = time.perf_counter() - started
     enough = [size for size in sizes if size.replicas is not None]
     text = None
     if form is not None and enough:
@@ -53,18 +62,75 @@ def plan_fleet(
         with replacing(out) as place:
             place.write_text(text, encoding="utf-8")
     if json:
-        body = {"trace": work.name, "slo": level.text, "routers": [size.to_dict() for size in sizes]}
-        console.print_json({**body, "emitted": text})
+        console.print_json(_body(work, settings.group_scenario(0, scenario), level, sizes, text))
     else:
-        _show(work, level, sizes)
+        _show(work, settings.group_scenario(0, scenario), level, sizes, wall_s)
         if text is not None:
             console.out.print(text if out is None else f"written to {out}", soft_wrap=True, markup=False)
     if not enough:
         raise typer.Exit(1)
 
 
-def _show(work: Trace, level: Slo, sizes: list[FleetSize]) -> None:
-    console.out.print(f"{work.name}: {len(work):,} requests; SLO: {level.text}", soft_wrap=True)
+def _body(
+    work: Trace, scenario: Scenario, level: Slo, sizes: Sequence[FleetSize], text: str | None
+) -> dict[str, Any]:
+    """The plan for JSON."""
+    routers = []
+    for size in sizes:
+        s = size.result.summary
+        counts = {name: s[name] for name in _COUNTS}
+        routers.append({**size.to_dict(), "peak_gpus": s["fleet"]["peak_gpus"], **counts})
+    return {
+        "trace": work.name,
+        "requests": len(work),
+        "model": scenario.model,
+        "gpu": scenario.gpu,
+        "tensor_parallel_size": scenario.tensor_parallel_size,
+        "costs": _costs(sizes),
+        "slo": level.text,
+        "routers": routers,
+        "notes": list(_notes(sizes)),
+        "emitted": text,
+    }
+
+
+def _costs(sizes: Sequence[FleetSize]) -> str:
+    """The names of the step costs of all fleets."""
+    return " and ".join(dict.fromkeys(size.result.summary["costs"] for size in sizes))
+
+
+def _notes(sizes: Sequence[FleetSize]) -> tuple[str, ...]:
+    """What qualifies the figures of any router's fleet, the expected error of the costs included."""
+    return sentences(tuple(dict.fromkeys(note for size in sizes for note in size.result.notes)))
+
+
+def _show(work: Trace, scenario: Scenario, level: Slo, sizes: Sequence[FleetSize], wall_s: float) -> None:
+    """Prints what was planned for, the replicas of each router, what was not served, and the notes."""
+    replica = f"replicas of {scenario.tensor_parallel_size} x {scenario.gpu}"
+    console.out.print(
+        f"{work.name}: {len(work):,} requests on {scenario.model}, {replica}, profile {scenario.profile}, "
+        f"costs {_costs(sizes)}",
+        soft_wrap=True,
+    )
+    console.out.print(f"SLO: {level.text}", soft_wrap=True)
+    console.out.print(_table(sizes))
+    for size in sizes:
+        if unserved := _unserved(size.result.summary):
+            console.out.print(f"{size.router}: {unserved}", soft_wrap=True, markup=False)
+    for note in _notes(sizes):
+        console.out.print(f"note: {note}", soft_wrap=True, markup=False)
+    replays = counted(sum(size.replays for size in sizes), "replay")
+    console.out.print(f"planned in {wall_s:.1f} s with {replays}", soft_wrap=True)
+
+
+def _unserved(s: dict[str, Any]) -> str:
+    """Requests of a summary that were not served; empty where all were."""
+    counts = ", ".join(f"{s[name]:,} {name}" for name in ("rejected", "cancelled") if s[name])
+    return counts and f"{counts}, of {counted(s['requests'], 'request')}"
+
+
+def _table(sizes: Sequence[FleetSize]) -> Table:
+    """The fewest replicas of each router."""
     table = Table(box=None, pad_edge=False)
     for title in ("router", "fewest replicas", "GPUs", "GPU hours", "cost", "hits", "one less breaks"):
         table.add_column(title, justify="left" if title in ("router", "one less breaks") else "right")
@@ -76,10 +142,10 @@ def _show(work: Trace, level: Slo, sizes: list[FleetSize]) -> None:
         table.add_row(
             size.router,
             count,
-            f"{fleet['gpus']}",
+            f"{fleet['peak_gpus']}",
             f"{fleet['gpu_hours']:.2f}",
             "-" if fleet["cost"] is None else f"{fleet['cost']:,.2f}",
             f"{s['token_hit_rate']:.1%}",
             ", ".join(term.text for term in broken) or "-",
         )
-    console.out.print(table)
+    return table

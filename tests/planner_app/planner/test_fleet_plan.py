@@ -42,6 +42,30 @@ def test_a_price_is_that_of_the_fleets_gpus(capsys):
     assert size["cost"] == pytest.approx(0.5 * size["gpu_hours"])
 
 
+def test_a_plan_says_what_it_is_for_how_far_to_trust_it_and_what_was_not_served(capsys, tmp_path):
+    """As that of one replica does: model, GPUs, where the costs are from, and their expected error."""
+    file = tmp_path / "fleet.yaml"
+    file.write_text("groups:\n- scenario: {gpu: L40S, max_model_len: 4000}\n")
+    options = ["--gpu", "L4", "--costs", "roofline", "--limit", "60", "--slo", "ttft_p90<60s"]
+    command = ["plan", "chat", *options, "--fleet", str(file), "--router", "cost", "--against", "session"]
+    assert run([*command, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["model"], answer["gpu"], answer["costs"]) == ("Qwen/Qwen3-8B", "L40S", "roofline")
+    assert any("were not checked: allow 25%" in note for note in answer["notes"])
+    assert len(answer["notes"]) == len(set(answer["notes"]))
+    assert [(row["completed"], row["rejected"]) for row in answer["routers"]] == [(58, 2)] * 2
+    assert run(command) == 0
+    printed = capsys.readouterr().out
+    first = "chat: 60 requests on Qwen/Qwen3-8B, replicas of 1 x L40S, profile vllm, costs roofline"
+    assert printed.splitlines()[0] == first
+    assert "cost: 2 rejected, of 60 requests" in printed
+    assert "session: 2 rejected, of 60 requests" in printed
+    assert [f"note: {note}" for note in answer["notes"]] == [
+        line for line in printed.splitlines() if line.startswith("note: ")
+    ]
+    assert "planned in" in printed.splitlines()[-1]
+
+
 def test_a_plan_at_a_rate_repeats_a_trace_whose_sessions_pause(capsys):
     """Scaled alone, 60 requests of sessions that go on for minutes never come at that rate."""
     options = ["--gpu", "L4", "--costs", "roofline", "--limit", "60", "--slo", "ttft_p90<2s"]
