@@ -115,11 +115,13 @@ def _fleet(result: FleetResult) -> Section:
             seconds(row["ttft_p99_s"]),
             seconds(row["tpot_p99_s"]),
             f"{row['peak_kv_usage']:.1%}",
+            f"{row['evicted_blocks']:,}",
             f"{row['preemptions']:,}",
         )
         for row in fleet["by_replica"]
     ]
-    header = ("replica", "GPU", "requests", "hits", "TTFT p99", "TPOT p99", "KV peak", "preemptions")
+    speeds = ("requests", "hits", "TTFT p99", "TPOT p99")
+    header = ("replica", "GPU", *speeds, "KV in use at peak", "blocks evicted", "preemptions")
     caption = (
         f"Herding {fleet['herding']:.2f} (0: an even share, 1: all to one replica); "
         f"{fleet['gpu_hours']:.2f} GPU hours; {fleet['retries']:,} requests sent again."

@@ -245,6 +245,7 @@ def replica_figures(table: pd.DataFrame, counted: Counters, name: str, gpu: str)
         "tpot_p99_s": _p99(table["tpot_s"]),
         "num_gpu_blocks": counted.limits.num_blocks,
         "peak_kv_usage": counted.peak_used_blocks / counted.limits.num_blocks,
+        "evicted_blocks": counted.evicted_blocks,
         "preemptions": counted.preemptions,
         "steps": counted.steps,
     }

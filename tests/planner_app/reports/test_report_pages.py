@@ -16,6 +16,8 @@ from pagecast.planner_app.reports import charts
 from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page, plain_figures
 from pagecast.planner_app.reports.replay_report import replay_report
 from pagecast.planner_app.reports.style import caption_of, peaks, title_of
+from pagecast.sim.fleet.settings import FleetSettings
+from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import scale
@@ -51,6 +53,18 @@ def test_a_report_is_one_file_that_asks_no_network(result):
     assert "default-src 'none'" in policy and "http" not in policy
     assert text.count('id="plotly"') == 1
     assert len(text) < 2_500_000
+
+
+def test_a_fleets_report_has_the_memory_of_each_replica():
+    fleet = FleetSettings.make({"groups": [{"replicas": 2}]})
+    result = replay_fleet(read("chat", limit=200), Scenario(num_gpu_blocks=900, costs="roofline"), fleet)
+    text = replay_report(result)
+    for heading in ("KV in use at peak", "blocks evicted"):
+        assert f">{heading}</th>" in text
+    rows = result.summary["fleet"]["by_replica"]
+    assert sum(row["evicted_blocks"] for row in rows) == result.summary["evicted_blocks"] > 0
+    for row in rows:
+        assert f">{row['evicted_blocks']:,}</td>" in text and f">{row['peak_kv_usage']:.1%}</td>" in text
 
 
 def test_what_users_named_is_text_and_nothing_else(result):
