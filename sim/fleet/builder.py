@@ -21,6 +21,7 @@ from pagecast.sim.replay.rollout import watch_revision
 from pagecast.sim.replay.tenancy import with_accounts
 from pagecast.sim.replay.windows import blocks_per_block
 from pagecast.sim.scenario import Scenario
+from pagecast.sim.speculation.recorded import RecordedDrafts
 from pagecast.traces.schema import Trace
 
 
@@ -42,6 +43,7 @@ class Builder:
         self.env = env
         self._trace = trace
         self._outputs: list[int] = trace.integers("output_tokens").tolist()
+        self._recorded = RecordedDrafts.of(trace)
         self._prompts = prompts
         self._parts = parts
         self._costs = costs
@@ -81,6 +83,7 @@ class Builder:
             on_end=on_end,
             on_fail=on_fail,
             outputs=self._outputs,
+            recorded=None if self._recorded is None else self._recorded.again(),
             keep_steps=self._keep_steps,
             fast_forward=self._fast_forward,
         )

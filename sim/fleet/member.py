@@ -19,13 +19,14 @@ from pagecast.sim.replay.replica import Replica
 from pagecast.sim.replay.rollout import RevisionWatch
 from pagecast.sim.replay.speculating import speculate
 from pagecast.sim.scenario import Scenario
+from pagecast.sim.speculation.recorded import RecordedDrafts
 
 
 class Member:
     """Replica number `number` of a fleet. Replicas of equal scenarios have one `kind`.
 
     `engine_blocks_per_block`: how many of the engine's blocks one block of a sequence takes. `outputs`: the
-    trace's output lengths, for admission that reserves.
+    trace's output lengths, for admission that reserves. `recorded`: the draft tokens that it has recorded.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Member:
         on_end: OnEnd,
         on_fail: OnFail,
         outputs: Sequence[int],
+        recorded: RecordedDrafts | None,
         keep_steps: bool,
         fast_forward: bool = True,
     ) -> None:
@@ -56,8 +58,8 @@ class Member:
         self.limits = limits
         self.engine_blocks_per_block = engine_blocks_per_block
         self.costs = costs
-        speculation = speculate(None, scenario, costs)
-        self.scheduler = Scheduler(limits, scenario.rules(costs, outputs), drafter=speculation)
+        self.speculation = speculate(recorded, scenario, costs)
+        self.scheduler = Scheduler(limits, scenario.rules(costs, outputs), drafter=self.speculation)
         self.recorder = Recorder(keep_steps=keep_steps)
         self.inbox = (Inbox if role == "both" else HandoffInbox)(on_end, on_fail)
         self.replica = Replica(
@@ -68,7 +70,7 @@ class Member:
             feed,
             self.recorder,
             fast_forward=fast_forward,
-            speculation=speculation,
+            speculation=self.speculation,
             links=scenario.host_links(costs),
             swap_ns_per_token=scenario.swap_ns_per_token() if scenario.swaps else 0.0,
             scrub_ns_per_block=scenario.scrub_ns_per_block() if scenario.scrub_private_blocks else 0.0,

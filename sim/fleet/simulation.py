@@ -54,6 +54,7 @@ from pagecast.sim.replay.simulation import (
     counters,
     summarise,
 )
+from pagecast.sim.replay.speculating import speculation_figures
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
@@ -259,6 +260,8 @@ class _FleetRun:
             table["tenant"] = self.trace.column("tenant").fillna("").to_numpy()[table["row"]]
         served_by = [(member.scenario, member.scheduler) for member in members]
         summary |= core_figures(served_by, table, block_sizes)
+        drafting = [member.speculation for member in members if member.speculation is not None]
+        summary |= speculation_figures(drafting)
         servers = [member.replica for member in members]
         if offloading := offloading_figures(servers, table, summary["makespan_s"]):
             summary["offloading"] = offloading

@@ -15,6 +15,7 @@ from pagecast.sim.replay.speculating import speculate
 from pagecast.sim.replay.tenancy import with_accounts
 from pagecast.sim.replay.windows import blocks_per_block
 from pagecast.sim.scenario import Scenario
+from pagecast.sim.speculation.recorded import RecordedDrafts
 from pagecast.sim.speculation.speculation import Speculation
 from pagecast.traces.schema import Trace
 
@@ -45,7 +46,7 @@ def set_up(
     """
     share = blocks_per_block(trace, scenario)
     limits = with_accounts(scenario.limits(share), trace)
-    speculation = speculate(trace, scenario, costs)
+    speculation = speculate(RecordedDrafts.of(trace), scenario, costs)
     rules = scenario.rules(costs, trace.integers("output_tokens").tolist())
     scheduler = Scheduler(limits, rules, log=log, kv_events=kv_events, drafter=speculation, numbered=numbered)
     return SetUp(scheduler, Feed(trace, limits.block_size, scenario), speculation, share)

@@ -45,7 +45,6 @@ from pagecast.sim.replay.metrics import (
     prefix_lookup_s,
     prompt_sources,
     request_table,
-    statistics,
 )
 from pagecast.sim.replay.notes import notes
 from pagecast.sim.replay.offloading_figures import offloading_figures
@@ -53,6 +52,7 @@ from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.replica import Replica
 from pagecast.sim.replay.rollout import RevisionWatch, peak_admission, rollout_figures, watch_revision
 from pagecast.sim.replay.set_up import set_up
+from pagecast.sim.replay.speculating import speculation_figures
 from pagecast.sim.replay.tenancy import isolation_price, merged, tenant_figures, without_salts
 from pagecast.sim.replay.windows import bytes_per_sequence
 from pagecast.sim.scenario import Scenario
@@ -149,8 +149,7 @@ def replay(
         if watch is not None:
             summary["peak"] = peak_admission(table, limits, costs, recorder.most_requests)
         if speculation is not None:
-            summary["itl_s"] = statistics(speculation.gaps_s())
-            summary["speculation"] = speculation.figures()
+            summary |= speculation_figures([speculation])
         if offloading := offloading_figures([replica], table, summary["makespan_s"]):
             summary["offloading"] = offloading
         remarks = notes(trace, scenario, costs, table, recorder, share)

@@ -34,6 +34,10 @@ class RecordedDrafts:
             columns.append(trace.requests[name].fillna("").astype(str).tolist() if present else None)
         return cls(*columns) if any(column is not None for column in columns) else None
 
+    def again(self) -> RecordedDrafts:
+        """The same draft tokens, to be read from the start: each replica reads for itself."""
+        return RecordedDrafts(self._drafts, self._accepted)
+
     def drafted(self, request: Request, most: int) -> int:
         """How many were drafted after the request's latest tokens; `most` where none are recorded."""
         number = _next(self._drafting, self._drafts, DRAFTS, request)

@@ -7,6 +7,8 @@ stays a pure function, and one request accepts the same draft tokens at any load
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
+from itertools import zip_longest
 from struct import Struct
 
 import numpy as np
@@ -96,19 +98,6 @@ class Speculation:
         """Seconds between outputs of a request, of one or more tokens each (inter-token latency)."""
         return np.frombuffer(self._gaps, dtype=np.int64).astype(np.float64) * 1e-9
 
-    def figures(self) -> dict[str, object]:
-        """Counts by vLLM's names, and what follows from them."""
-        accepted = sum(self.accepted)
-        drafts = self.drafts
-        return {
-            "num_drafts": drafts,
-            "num_draft_tokens": self.draft_tokens,
-            "num_accepted_tokens": accepted,
-            "acceptance_rate": accepted / self.draft_tokens if self.draft_tokens else None,
-            "mean_acceptance_length": 1 + accepted / drafts if drafts else None,
-            "acceptance_rates_per_position": [count / drafts if drafts else None for count in self.accepted],
-        }
-
     def _accepted(self, request: Request, drafts: int) -> int:
         if self._recorded is not None:
             recorded = self._recorded.accepted(request)
@@ -130,3 +119,22 @@ class Speculation:
         """A number from 0 to 1, the same for the same place of the same request's output."""
         place = _PLACE(self._seed, request.index, request.known_tokens - request.prompt_tokens, what)
         return xxhash.xxh3_64_intdigest(place) / 2.0**64
+
+
+def draft_figures(parts: Sequence[Speculation]) -> dict[str, object]:
+    """Counts of replicas by vLLM's names, and what follows from them.
+
+    By position: of all times that draft tokens were verified, also where a replica drafts fewer.
+    """
+    positions = [sum(counts) for counts in zip_longest(*(part.accepted for part in parts), fillvalue=0)]
+    accepted = sum(positions)
+    drafts = sum(part.drafts for part in parts)
+    draft_tokens = sum(part.draft_tokens for part in parts)
+    return {
+        "num_drafts": drafts,
+        "num_draft_tokens": draft_tokens,
+        "num_accepted_tokens": accepted,
+        "acceptance_rate": accepted / draft_tokens if draft_tokens else None,
+        "mean_acceptance_length": 1 + accepted / drafts if drafts else None,
+        "acceptance_rates_per_position": [count / drafts if drafts else None for count in positions],
+    }

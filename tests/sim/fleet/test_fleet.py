@@ -193,6 +193,42 @@ def test_one_replica_serves_a_sample_as_today(depth):
     )
 
 
+def drafted(count=40):
+    """Requests with recorded draft tokens, a few of them at each step."""
+    rng = np.random.default_rng(1)
+    texts = [" ".join(map(str, rng.integers(0, 4, 30))) for _ in range(2 * count)]
+    table = pd.DataFrame(
+        {"arrival_s": np.arange(count) * 0.05, "input_tokens": 300, "output_tokens": 30}
+        | {"drafts": texts[:count], "accepted_drafts": texts[count:]}
+    )
+    return Trace("drafted", table)
+
+
+@pytest.mark.parametrize("config", ["ngram:3:0", "eagle:3:0.7"])
+def test_a_fleet_follows_recorded_draft_tokens_and_tells_of_them_as_a_replica_alone(config):
+    scenario = Scenario(speculative_config=config, costs="roofline")
+    alone = replay(drafted(), scenario)
+    plain = Trace("plain", drafted().requests.drop(columns=["drafts", "accepted_drafts"]))
+    assert alone.summary["speculation"] != replay(plain, scenario).summary["speculation"]
+    assert_same(alone, replay_fleet(drafted(), scenario, fleet_of(1)))
+
+
+def test_speculation_of_a_fleet_is_that_of_all_its_replicas_together():
+    scenario = Scenario(speculative_config="ngram:3:0", costs="roofline")
+    trace = drafted()
+    fleet = replay_fleet(trace, scenario, fleet_of(2)).summary
+    halves = [Trace("half", trace.requests.iloc[first::2].reset_index(drop=True)) for first in (0, 1)]
+    parts = [replay(half, scenario).summary for half in halves]
+    for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+        assert fleet["speculation"][name] == sum(part["speculation"][name] for part in parts) > 0
+    assert fleet["itl_s"]["max"] == pytest.approx(max(part["itl_s"]["max"] for part in parts))
+    means = [part["itl_s"]["mean"] for part in parts]
+    assert min(means) < fleet["itl_s"]["mean"] < max(means)
+    groups = (ReplicaGroup(name="a"), ReplicaGroup(name="b", scenario={"speculative_config": "ngram:5:0"}))
+    mixed = replay_fleet(trace, scenario, FleetSettings(groups=groups)).summary
+    assert len(mixed["speculation"]["acceptance_rates_per_position"]) == 5
+
+
 @given(REQUESTS, SCENARIOS, st.sampled_from(sorted(KINDS)), st.integers(2, 5))
 @ANY
 def test_every_request_ends_once_and_fast_forward_changes_nothing(rows, fields, policy, replicas):
