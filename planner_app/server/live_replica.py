@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
-
 import numpy as np
 import pandas as pd
 from pagecast.planner_app.server.history import History
@@ -46,7 +44,7 @@ class LiveArrivals(Arrivals):
         if row in self._waiting:
             self._departures[row] = now
         else:
-            heapq.heappush(self._cancels, (now, row))
+            self._add_cancel(row, now)
         self._look_ahead()
 
     def take(self, now: int) -> tuple[int, int | None] | None:
@@ -64,7 +62,7 @@ class LiveArrivals(Arrivals):
             self._waiting.discard(row)
             departure_ns = self._departures.pop(row, None)
             if departure_ns is not None:
-                heapq.heappush(self._cancels, (departure_ns, row))
+                self._add_cancel(row, departure_ns)
                 self._look_ahead()
         return arrival
 

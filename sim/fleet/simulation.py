@@ -258,6 +258,7 @@ class _FleetRun:
         }
         if "tenant" in self.trace.requests:
             table["tenant"] = self.trace.column("tenant").fillna("").to_numpy()[table["row"]]
+        self._end_retention(table)
         served_by = [(member.scenario, member.scheduler) for member in members]
         summary |= core_figures(served_by, table, block_sizes)
         drafting = [member.speculation for member in members if member.speculation is not None]
@@ -279,6 +280,13 @@ class _FleetRun:
         return FleetResult(
             self.trace.name, self.scenario, summary, table, steps, remarks, self.settings, replicas, timeline
         )
+
+    def _end_retention(self, table: pd.DataFrame) -> None:
+        """Ends the retention that is over by the end of the last request, on idle replicas too."""
+        end_ns = round(float(np.nanmax(table["finished_s"].to_numpy(np.float64), initial=0.0)) * NS)
+        for member in self.fleet.members:
+            if member.gone_ns is None and member.scheduler.memory.timed is not None:
+                member.scheduler.refresh(end_ns)
 
     def _notes(self, table: pd.DataFrame, kinds: list[Member]) -> tuple[str, ...]:
         """Notes on the busiest replica, then what else is to be said of one replica of each kind."""

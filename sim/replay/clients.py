@@ -45,7 +45,8 @@ class Arrivals:
         self._next = 0
         self._later: list[tuple[int, int, int]] = []  # followers whose time is known: time, number, row
         self._followed = 0  # followers whose time has become known so far
-        self._cancels: list[tuple[int, int]] = []
+        self._cancels: list[tuple[int, int]] = []  # when clients give up; the first is one that still waits
+        self._impatient: set[int] = set()  # the rows among them that have not ended
         self._followers: dict[int, list[int]] = {}
         for row in np.flatnonzero(after >= 0).tolist():
             self._followers.setdefault(int(after[row]), []).append(row)
@@ -71,6 +72,11 @@ class Arrivals:
         """Adds an arrival whose time has become known; of equal times, the one known first comes first."""
         heapq.heappush(self._later, (time, self._followed, row))
         self._followed += 1
+
+    def _add_cancel(self, row: int, time: int) -> None:
+        """Adds the time at which the client of a row gives up, unless the row has ended by then."""
+        heapq.heappush(self._cancels, (time, row))
+        self._impatient.add(row)
 
     def take(self, now: int) -> tuple[int, int | None] | None:
         """Takes the first of what is due by `now`, as a row and its arrival time; None: nothing is.
@@ -101,7 +107,7 @@ class Arrivals:
         else:
             return None
         if self._patience is not None and self._patience[row] >= 0:
-            heapq.heappush(self._cancels, (time + round(self._patience[row] * NS), row))
+            self._add_cancel(row, time + round(self._patience[row] * NS))
         if later or self._cancels:
             self._look_ahead()
         else:
@@ -111,10 +117,20 @@ class Arrivals:
     def take_cancel(self, now: int) -> int | None:
         """Takes the next client that has given up by `now`: its row."""
         if self._cancels and self._cancels[0][0] <= now:
-            row = heapq.heappop(self._cancels)[1]
+            row = self._cancels[0][1]
+            self._forget_patience(row)
             self._look_ahead()
             return row
         return None
+
+    def _forget_patience(self, row: int) -> None:
+        """A client gives up or has its answer. The times of those that have theirs are no events any more:
+        they must not cut fast-forward short, nor let time pass after the last request.
+        """
+        cancels, impatient = self._cancels, self._impatient
+        impatient.discard(row)
+        while cancels and cancels[0][1] not in impatient:
+            heapq.heappop(cancels)
 
     def failed(self, row: int) -> None:
         """A request is about to end that was cancelled or rejected: its retry is sent."""
@@ -136,10 +152,8 @@ class Arrivals:
                     self.ended(follower, now)
                     continue
                 self._add_later(follower, now + self._gap_ns[follower])
-        if self._patience is not None and self._cancels and self._patience[row] >= 0:
-            # A finished request's cancellation must not cut fast-forward short.
-            while self._cancels and self._cancels[0][1] == row:
-                heapq.heappop(self._cancels)
+        if row in self._impatient:
+            self._forget_patience(row)
         self._look_ahead()
 
 

@@ -229,6 +229,25 @@ def test_speculation_of_a_fleet_is_that_of_all_its_replicas_together():
     assert len(mixed["speculation"]["acceptance_rates_per_position"]) == 5
 
 
+@pytest.mark.parametrize("patience_s", [[5.0, 3.0], [3.0, 5.0]])
+def test_retention_is_counted_to_the_end_of_the_last_request(patience_s):
+    """Clients that have their answers change nothing, whenever they would have given up."""
+    table = {"arrival_s": 0.0, "input_tokens": 64, "output_tokens": [1, 2], "cancel_after_s": patience_s}
+    scenario = Scenario(costs="roofline", num_gpu_blocks=100, eviction="priority", retention="0-:80:1")
+    alone = replay(Trace("made", pd.DataFrame(table)), scenario)
+    assert alone.summary["eviction"]["reverted_blocks"] == 0
+    assert_same(alone, replay_fleet(Trace("made", pd.DataFrame(table)), scenario, fleet_of(1)))
+
+
+def test_retention_ends_on_replicas_that_idle_until_the_last_request_has_ended():
+    table = {"arrival_s": [0.0, 0.001, 9.0], "input_tokens": 64, "output_tokens": 1}
+    scenario = Scenario(costs="roofline", num_gpu_blocks=100, eviction="priority", retention="0-:80:1")
+    summary = replay_fleet(Trace("made", pd.DataFrame(table)), scenario, fleet_of(2)).summary
+    by_replica = [row["eviction"]["reverted_blocks"] for row in summary["fleet"]["by_replica"]]
+    assert by_replica == [4, 4]
+    assert summary["eviction"]["reverted_blocks"] == 8
+
+
 @given(REQUESTS, SCENARIOS, st.sampled_from(sorted(KINDS)), st.integers(2, 5))
 @ANY
 def test_every_request_ends_once_and_fast_forward_changes_nothing(rows, fields, policy, replicas):
