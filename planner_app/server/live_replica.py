@@ -125,6 +125,10 @@ class LiveReplica(Replica):
 
     def _launch(self, plan: StepPlan, now: int, warm: int) -> int:
         self.history.note_planned(now)
+        for carrier in (self.transfers, self.disk):
+            if carrier is not None:  # a server has no makespan, and never ends
+                carrier.load.forget_times()
+                carrier.store.forget_times()
         return super()._launch(plan, now, warm)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pagecast.sim.core.tiers.disk import Disk
 from pagecast.sim.machine.host_link import DiskLinks
-from pagecast.sim.replay.links import Link
+from pagecast.sim.replay.links import Link, Makespan
 
 
 class DiskTransfers:
@@ -48,9 +48,9 @@ class DiskTransfers:
             ended.append((number, fails))
         return ended
 
-    def figures(self, makespan_s: float) -> dict[str, Any]:
-        """Bytes moved, and the share of time that each direction was busy."""
+    def figures(self, makespan: Makespan) -> dict[str, Any]:
+        """Bytes moved, and the share of the makespan that each direction was busy."""
         figures: dict[str, Any] = {}
         for name, link in (("disk_load", self.load), ("disk_store", self.store)):
-            figures |= link.figures(name, makespan_s)
+            figures |= link.figures(name, makespan)
         return figures

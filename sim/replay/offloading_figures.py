@@ -7,6 +7,8 @@ from typing import Any
 
 import pandas as pd
 from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
+from pagecast.sim.replay.clients import NS
+from pagecast.sim.replay.links import Makespan
 from pagecast.sim.replay.replica import Replica
 
 
@@ -14,11 +16,14 @@ def offloading_figures(replicas: Sequence[Replica], table: pd.DataFrame, makespa
     """Hits of prompt tokens on the device and from the host, at first admission, and the transfers.
 
     `table` has the requests of all replicas. What the replicas counted is added up, save `busy`: the share of
-    the makespan in which a direction carried something, as a mean of the replicas. `wait_s` is for how long
+    the makespan in which a direction carried something, as a mean of the replicas. What is carried after the
+    last request is in the other totals alone. `wait_s` is for how long
     its transfers waited for one another; `flush_wait_s` for how long steps waited for stores. Empty where no
     replica has a host tier.
     """
-    counted = [_counted(replica, makespan_s) for replica in replicas if replica.transfers is not None]
+    first_s = float(table["arrival_s"].min())
+    makespan = Makespan(round(first_s * NS), round((first_s + makespan_s) * NS))
+    counted = [_counted(replica, makespan) for replica in replicas if replica.transfers is not None]
     if not counted:
         return {}
     totals = {name: sum(each.get(name, 0) for each in counted) for each in counted for name in each}
@@ -50,7 +55,7 @@ def _hits(table: pd.DataFrame, *, disk: bool) -> dict[str, Any]:
     return figures
 
 
-def _counted(replica: Replica, makespan_s: float) -> dict[str, Any]:
+def _counted(replica: Replica, makespan: Makespan) -> dict[str, Any]:
     """What one replica's tiers and transfers counted."""
     offloading, transfers, disk = replica.scheduler.offloading, replica.transfers, replica.disk
     assert offloading is not None
@@ -63,7 +68,7 @@ def _counted(replica: Replica, makespan_s: float) -> dict[str, Any]:
         "loaded_blocks": offloading.loaded_blocks,
         "refused_stores": offloading.host.refused_stores,
         "lost_loads": offloading.lost_loads,
-        **transfers.figures(makespan_s),
+        **transfers.figures(makespan),
     }
     if disk is not None and isinstance(offloading, TieredOffloading):
         figures |= {
@@ -73,6 +78,6 @@ def _counted(replica: Replica, makespan_s: float) -> dict[str, Any]:
             "refused_promotions": offloading.tiers.refused_promotions,
             "lost_disk_loads": disk.disk.lost_promotions,
             "lost_disk_stores": disk.disk.lost_stores,
-            **disk.figures(makespan_s),
+            **disk.figures(makespan),
         }
     return figures

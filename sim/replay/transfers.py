@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pagecast.sim.core.plan import StepPlan, Transfer
 from pagecast.sim.machine.host_link import HostLinks
-from pagecast.sim.replay.links import Link
+from pagecast.sim.replay.links import Link, Makespan
 
 
 class Ended(NamedTuple):
@@ -98,10 +98,10 @@ class Transfers:
                     lost.append(number)
         return Ended(tuple(done), tuple(lost)) if done else None
 
-    def figures(self, makespan_s: float) -> dict[str, Any]:
-        """Figures of the transfers: bytes moved, and the share of time that each direction was busy."""
+    def figures(self, makespan: Makespan) -> dict[str, Any]:
+        """Bytes moved, the share of the makespan that each direction was busy, and waits for stores."""
         figures: dict[str, Any] = {}
         for name, link in (("load", self.load), ("store", self.store)):
-            figures |= link.figures(name, makespan_s)
+            figures |= link.figures(name, makespan)
         figures["flush_wait_s"] = self.flush_wait_ns / 1e9
         return figures

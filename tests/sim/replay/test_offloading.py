@@ -13,7 +13,7 @@ from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.machine.host_link import LinkSpec
 from pagecast.sim.replay import replay
-from pagecast.sim.replay.links import Link
+from pagecast.sim.replay.links import Link, Makespan
 from pagecast.sim.replay.replica import UNREADABLE
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
@@ -38,6 +38,30 @@ def conversations(turns: int = 6, users: int = 12, tokens: int = 600, gap_s: flo
 
 def figures(trace: Trace, **fields: object) -> dict[str, object]:
     return replay(trace, Scenario(**{**TIGHT, **fields}), keep_steps=False).summary
+
+
+def test_a_link_is_busy_for_a_share_of_the_makespan_whatever_it_carries_later():
+    trace = Trace("one", pd.DataFrame({"arrival_s": [3.0], "input_tokens": [2000], "output_tokens": [20]}))
+    slow = {"host_store_gb_per_s": 0.5, "secondary_tiers": "fs", "disk_store_gb_per_s": 0.1}
+    scenario = Scenario(costs="roofline", num_gpu_blocks=200, kv_offloading_size=10.0, **slow)
+    for result in (replay(trace, scenario), replay_fleet(trace, scenario, FleetSettings())):
+        s = result.summary
+        tiers = s["offloading"]
+        assert tiers["store_bytes"] / 0.5e9 > 2 * s["makespan_s"]  # most is carried after the last token
+        first_token_s = s["ttft_s"]["max"]
+        share = 1 - first_token_s / s["makespan_s"]  # from the end of the prompt's step on
+        assert tiers["store_busy"] == pytest.approx(share, abs=0.05) and share > 0.5
+        assert tiers["disk_store_busy"] == 0
+
+
+def test_a_link_counts_pauses_between_transfers_as_idle():
+    link = Link(LinkSpec(1e9), "store")
+    for number, now in enumerate((100, 150, 400)):
+        link.submit(now, 100, number)
+    assert link.busy_share(Makespan(0, 1000)) == 0.3
+    assert link.busy_share(Makespan(0, 450)) == pytest.approx(250 / 450)
+    assert link.busy_share(Makespan(100, 300)) == 1.0
+    assert link.busy_share(Makespan(0, 0)) == 0
 
 
 def test_what_the_device_has_no_room_for_is_found_in_host_memory():
