@@ -74,7 +74,7 @@ def events(result: Result) -> Iterator[TraceEvent]:
         yield from _replicas(result)
     else:
         name = f"replica: {result.scenario.gpu}, {result.scenario.model}"
-        yield from _replica(REPLICA, name, result.steps, int(result.summary["num_gpu_blocks"]))
+        yield from _replica(REPLICA, name, result.steps, result.pool_blocks)
     yield from _requests(result.requests)
 
 

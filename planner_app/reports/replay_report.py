@@ -43,7 +43,7 @@ def replay_report(result: Result, spread: Spread | None = None) -> str:
     )
     steps = result.steps if fleet is None else result.steps[:0]
     figures = charts.replay_charts(
-        result.requests, steps, int(s["num_gpu_blocks"]), scenario.max_num_batched_tokens
+        result.requests, steps, result.pool_blocks, scenario.max_num_batched_tokens
     )
     sections = [
         Section("Latency in figures", [_latencies(s, spread)]),

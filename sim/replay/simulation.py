@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,6 +68,8 @@ class Result:
 
     `requests` has a row per request (latencies in seconds), `steps` a row per step or fast-forwarded row of
     steps (nanoseconds; empty with `keep_steps=False`). `notes` are sentences that qualify the figures.
+    `pool_blocks`: the pool that `used_blocks` of `steps` are of, in blocks of sequences, which take several
+    of `num_gpu_blocks` each where `windows.py` says so; 0 for a fleet, whose replicas have their own.
     """
 
     trace: str
@@ -76,6 +78,7 @@ class Result:
     requests: pd.DataFrame
     steps: pd.DataFrame
     notes: tuple[str, ...]
+    pool_blocks: int = field(default=0, kw_only=True)
 
 
 def replay(
@@ -153,7 +156,8 @@ def replay(
         if offloading := offloading_figures([replica], table, summary["makespan_s"]):
             summary["offloading"] = offloading
         remarks = notes(trace, scenario, costs, table, recorder, share)
-        result = Result(trace.name, scenario, summary, table, recorder.steps(), remarks)
+        steps, pool = recorder.steps(), limits.num_blocks
+        result = Result(trace.name, scenario, summary, table, steps, remarks, pool_blocks=pool)
         if folder is not None:
             save(folder, trace, scenario, costs.name, summary, table)
     if compare:

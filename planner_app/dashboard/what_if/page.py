@@ -77,7 +77,7 @@ def _charts(result: Result) -> None:
         cached_and_uncached_ttft(requests),
         latencies(requests, ("ttft_s", "tpot_s")),
         load_over_time(steps),
-        kv_over_time(steps, scenario.blocks()),
+        kv_over_time(steps, result.pool_blocks),
         step_tokens(steps, scenario.max_num_batched_tokens),
     ]
     if budget is not None:

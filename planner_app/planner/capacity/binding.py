@@ -192,7 +192,7 @@ def _fullness(replay: LoadReplay, scenario: Scenario) -> dict[str, float]:
     tokens = steps["decode_n"].to_numpy() + steps["prefill_tokens"].to_numpy()
     budget = tokens >= scenario.max_num_batched_tokens
     kv = (steps["waiting"].to_numpy() > 0) & ~batch & ~budget
-    used = steps["used_blocks"].to_numpy(np.float64) / max(scenario.blocks(), 1)
+    used = steps["used_blocks"].to_numpy(np.float64) / max(replay.result.pool_blocks, 1)
     columns = {"batch": batch, "budget": budget, "kv": kv, "kv_used": used}
     return {name: float(np.average(values, weights=seconds)) for name, values in columns.items()}
 

@@ -8,7 +8,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pagecast.planner_app.reports.charts import kv_over_time
 from pagecast.planner_app.reports.perfetto import REPLICA, REQUESTS, events, write_perfetto
+from pagecast.planner_app.reports.style import caption_of
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
@@ -60,6 +62,17 @@ def test_slices_are_the_replays_steps_and_latencies():
         assert spent[row, "queue"] == pytest.approx(waits[row], abs=1e-8)
         assert spent[row, "prefill"] == pytest.approx(table["prefill_s"][row], abs=1e-8)
         assert spent[row, "decode"] == pytest.approx(table["decode_s"][row], abs=1e-8)
+
+
+@pytest.mark.parametrize("profile", ["vllm", "sglang"])
+def test_kv_in_use_is_of_what_sequences_may_hold_of_a_model_with_windows_too(profile):
+    scenario = Scenario(model="google/gemma-3-27b-it", profile=profile, costs="roofline", num_gpu_blocks=8000)
+    result = replay(scale(CHAT, 30.0), scenario)
+    counters = [event for event in events(result) if event["ph"] == "C" and event["name"].startswith("KV")]
+    used = max(event["args"]["used"] for event in counters)
+    assert used == pytest.approx(100 * result.summary["peak_kv_usage"], abs=0.001)
+    title = caption_of(kv_over_time(result.steps, result.pool_blocks))
+    assert title.startswith(f"At its peak {used:.0f}%")
 
 
 def test_counters_follow_the_batch_and_end_at_nothing():

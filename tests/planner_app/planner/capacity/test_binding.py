@@ -2,6 +2,13 @@
 
 import pytest
 from pagecast.planner_app.planner.capacity.binding import LIMITS, Binding, LimitTest, _choose
+from pagecast.planner_app.planner.capacity.binding import binding as binding_of
+from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion
+from pagecast.planner_app.planner.capacity.users import Load
+from pagecast.planner_app.planner.execution.executor import Serial
+from pagecast.planner_app.planner.slo import Slo
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.read import read
 
 FULL = {"batch": 0.0, "budget": 0.0, "kv": 0.0, "kv_used": 0.0}
 
@@ -49,3 +56,16 @@ def test_a_term_within_its_bound_binds_nothing():
 def test_the_term_that_breaks_is_said_in_words(term, words):
     text = binding("KV blocks", 4.0, 0.5, 4, 4, 4, term=term).why
     assert f"at 25% more load {words} the bound" in text
+
+
+@pytest.mark.parametrize("profile", ["vllm", "sglang", "nano-vllm"])
+def test_the_share_of_kv_in_use_is_of_what_sequences_may_hold(profile):
+    """Gemma 3's windows make a block of a sequence take several of the engine's under some rules."""
+    scenario = Scenario(
+        model="google/gemma-3-27b-it", profile=profile, costs="roofline", num_gpu_blocks=8000, max_num_seqs=64
+    )
+    question = CapacityQuestion(read("chat", limit=150), scenario, Slo.parse("queue_p99<100ms"))
+    tested = binding_of(question, Load("concurrency", 48), ["queue_p99<100ms"], Serial())
+    peak = question.serve(Load("concurrency", 48)).result.summary["peak_kv_usage"]
+    assert tested.full["kv"] > 0.5
+    assert 0.85 * peak < tested.full["kv_used"] <= peak <= 1
