@@ -1,7 +1,8 @@
 """Replicates of a replay, run in parallel, for intervals and sensitivities.
 
-Each replicate has step costs drawn at random (`costs/calibration/draw.py`) and, if asked for, a resampled
-workload.
+Each replicate has step costs drawn at random (`costs/calibration/draw.py`), a seed of its own for what a
+replay draws itself (draft tokens that are accepted, transfers that fail, routers) and, if asked for, a
+resampled workload.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pagecast.traces.seeds import checked_seed
 LOW, HIGH = 5.0, 95.0  # percentiles: a 90% interval
 LEAST = 20  # draws; with so many, the lowest lies at the 5th percentile in the mean
 _NOT_FORECAST = ("wall_s", "num_gpu_blocks", "requests")
-_SEEDS = 1_000_003  # apart enough that no two studies share a workload's seed
+_SEEDS = 1_000_003  # apart enough that no two studies share a draw's seed
 # Factors on step times at which a forecast's sensitivity is measured, beside 1. They stay within 1%, since
 # two recordings of one load differ by more. There are several, for near saturation figures are not monotone.
 STEP_TIMES = (0.99, 0.9925, 0.995, 0.9975, 1.0025, 1.005, 1.0075, 1.01)
@@ -146,15 +147,17 @@ class Study:
         checked_seed(self.seed)
 
     def run(self, job: ReplicateJob) -> dict[str, float]:
-        """The figures of one replay."""
-        trace = self.trace
+        """The figures of one replay. A draw has a seed of its own for what the replay draws itself."""
+        trace, scenario = self.trace, self.scenario
         if job.factor is not None:
             change: ChangeCosts = partial(scaled, factor=job.factor)
         else:
             change = partial(draw, index=job.index, seed=self.seed)
+            seed = self.seed * _SEEDS + job.index
+            scenario = scenario.model_copy(update={"seed": seed})
             if self.workload is not None:
-                trace = self.workload(trace, self.seed * _SEEDS + job.index)
-        result = self.replay(trace, self.scenario, change)
+                trace = self.workload(trace, seed)
+        result = self.replay(trace, scenario, change)
         if self.observe is not None:
             result = self.observe(result, job.index if job.factor is None else None, self.seed)
         return self.figures(result)

@@ -35,7 +35,7 @@ MOST_USERS = 8192
 KEPT_UP = 0.95  # least share of the offered requests that must end in a short load
 GROWTH = 0.08  # most growth of the requests in the server, from the second third of a long load to the last
 CONFIDENCE = 0.9
-_SEEDS = 1_000_003  # distance between the seeds of two plans, so that no two share a workload's seed
+_SEEDS = 1_000_003  # distance between the seeds of two plans, so that no two share a draw's seed
 _FURTHEST = 6  # most strides that `settle` goes down at once, however low its guess is
 _CHECKS = 3  # most restarts of a search, where a load above its answer holds after all
 
@@ -250,11 +250,15 @@ class CapacityQuestion:
         return self._of_draw(ask)._search(ask)
 
     def _of_draw(self, ask: Ask) -> CapacityQuestion:
-        """The question with a draw's workload, and that workload's own rate."""
-        if ask.draw is None or self.workload is None:
+        """The question with a draw's own seed, its workload, and that workload's own rate."""
+        if ask.draw is None:
             return self
-        trace = self.workload(self.trace, self.seed * _SEEDS + ask.draw)
-        return replace(self, trace=trace, rate=requests_per_s(trace) if ask.kind == "rate" else self.rate)
+        seed = self.seed * _SEEDS + ask.draw
+        question = replace(self, scenario=self.scenario.model_copy(update={"seed": seed}))
+        if self.workload is None:
+            return question
+        trace = self.workload(self.trace, seed)
+        return replace(question, trace=trace, rate=requests_per_s(trace) if ask.kind == "rate" else self.rate)
 
     def _search(self, ask: Ask) -> LoadSearch:
         low, high = limits(ask.kind, self.most_users)

@@ -98,6 +98,16 @@ def test_intervals_stand_beside_the_figures_and_hold_the_forecast():
     assert summary_figures(result)["ttft_s.p90"] == result.summary["ttft_s"]["p90"]
 
 
+def test_every_draw_accepts_draft_tokens_by_chances_of_its_own():
+    study = Study(read("chat", limit=60), Scenario.make({"speculative_config": "eagle:3:0.6"}))
+    spread = study.spread(20, workers=1)
+    low, middle, high = (
+        side["speculation.num_accepted_tokens"] for side in (spread.low, spread.middle, spread.high)
+    )
+    assert low < middle < high
+    assert study.spread(20, workers=1) == spread
+
+
 def test_an_interval_is_widened_to_the_forecast_and_has_a_twentieth_of_draws_on_either_side():
     spread = Spread({"a": 1.0, "b": 1.0}, {"a": 2.0, "b": 2.0})
     spread = spread.around({"a": 0.5, "b": float("nan"), "c": 9.0})

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.planner_app.cli import run
-from pagecast.planner_app.planner.capacity.bisection import GROWTH, interval, largest, settle, width_error
+from pagecast.planner_app.planner.capacity.bisection import (
+    GROWTH,
+    Ask,
+    CapacityQuestion,
+    interval,
+    largest,
+    settle,
+    width_error,
+)
 from pagecast.planner_app.planner.capacity.lasting import Lasting, serve_long
 from pagecast.planner_app.planner.capacity.planning import plan
 from pagecast.planner_app.planner.capacity.users import (
@@ -22,6 +30,7 @@ from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.costs.step_costs import FEMTO, DecodeLine
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import scale
+from pagecast.traces.read import read
 from pagecast.traces.schema import Trace, table
 
 SERVICE_S = 0.1
@@ -145,6 +154,17 @@ def test_an_interval_of_rates_does_not_depend_on_the_rates_of_the_draws_themselv
     assert varied.value == plain.value
     # Answers are multiples of a draw's own rate, two steps of 1% apart: the interval is about as wide.
     assert 0.95 * plain.value < varied.low <= plain.value <= varied.high < 1.05 * plain.value
+
+
+def test_every_draw_of_a_plan_accepts_draft_tokens_by_chances_of_its_own():
+    scenario = Scenario.make({"speculative_config": "eagle:3:0.6"})
+    question = CapacityQuestion(
+        read("chat", limit=60), scenario, Slo.parse("tpot_p95<20ms"), most_users=2, draw_costs=False
+    )
+    spreads = [question.search(Ask("concurrency", draw)) for draw in (0, 0, 1, 2)]
+    rates = [search.tried[0].output_tokens_per_s for search in spreads]
+    assert rates[0] == rates[1]
+    assert len(set(rates)) == 3
 
 
 @pytest.mark.slow
