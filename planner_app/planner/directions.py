@@ -46,6 +46,9 @@ _LESS = (
     "recomputed_tokens",
     "failed_allocations",
     "*_s.*",
+    "*_mean_s",
+    "*_p[0-9][0-9]_s",
+    "*_max_s",
     "prompt_tokens_by_source.missed",
     "offloading.evicted_host_blocks",
     "offloading.refused_*",
@@ -54,11 +57,12 @@ _LESS = (
     "swap.*_tokens",
     "scrubbing.*",
     "rollout.forced_miss_tokens",
-    "rollout.ttft_p99_s",
     "rollout.old_blocks_at_end",
     "rollout.old_blocks_gone_after_s",
     "isolation.lost_hit_*",
-    "isolation.ttft_mean_s",
+    "gpus",
+    "gpu_hours",
+    "usd_per_*",
 )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
+from pagecast.planner_app.planner.directions import more_is_better
 from pagecast.planner_app.reports.style import GREY, VERMILLION, chart, label, line, marker
 from pagecast.planner_app.wording.figures import axis, shown, title
 
@@ -123,13 +124,12 @@ def against_knob(
 
 
 def _best(groups: Any, name: str, knob: str) -> str:
-    from pagecast.planner_app.planner.sweep.trial import MORE_IS_BETTER
-
     medians = groups[name].median().dropna()
     if not len(medians):
         return "No trial has this figure."
-    more = name in MORE_IS_BETTER
-    best, worst = (medians.idxmax(), medians.idxmin()) if more else (medians.idxmin(), medians.idxmax())
+    best, worst = medians.idxmin(), medians.idxmax()
+    if more_is_better(name):
+        best, worst = worst, best
     if medians[best] == medians[worst]:
         return f"{knob} does not change it."
     return (

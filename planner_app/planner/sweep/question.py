@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+from pagecast.planner_app.planner.directions import more_is_better
 from pagecast.planner_app.planner.fleet import knobs as fleet_knobs
 from pagecast.planner_app.planner.gate.baseline import digest
 from pagecast.planner_app.planner.prices import priced
@@ -20,7 +21,6 @@ from pagecast.planner_app.planner.sweep.store import Trial
 from pagecast.planner_app.planner.sweep.trial import (
     FIGURES,
     GPUS_HELD,
-    MORE_IS_BETTER,
     Figure,
     Trials,
     deployment,
@@ -131,7 +131,7 @@ class SweepQuestion:
             search.Observation(trial.point, self._values(trial), tuple(_beyond(trial)))
             for trial in sorted(trials, key=lambda trial: trial.number)
         ]
-        more = [name in MORE_IS_BETTER for name in self.objectives]
+        more = [bool(more_is_better(name)) for name in self.objectives]
         return search.generation(
             self.space, more, observations, seed=self.scenario.seed, number=number, size=self.generation
         )

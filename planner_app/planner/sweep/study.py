@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pagecast.planner_app.planner.directions import more_is_better
 from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.execution.interface import Executor, Progress
 from pagecast.planner_app.planner.sweep.pareto import front, sensitivity
 from pagecast.planner_app.planner.sweep.question import SweepQuestion
 from pagecast.planner_app.planner.sweep.space import Point
 from pagecast.planner_app.planner.sweep.store import Store, Trial
-from pagecast.planner_app.planner.sweep.trial import COUNTS, FIGURES, MORE_IS_BETTER
+from pagecast.planner_app.planner.sweep.trial import COUNTS, FIGURES
 from pagecast.sim.core.errors import BadInput
 
 Stop = Callable[[], bool]  # asked after each trial whether to leave the rest
@@ -81,7 +82,7 @@ class SweepResult:
         """The undominated trials, by the first objective: of those that meet the SLO, if any do."""
         first = self.question.objectives[0]
         rows = self.table[self.table["on_front"]]
-        return rows.sort_values([first, "number"], ascending=[first not in MORE_IS_BETTER, True])
+        return rows.sort_values([first, "number"], ascending=[not more_is_better(first), True])
 
     @cached_property
     def sensitivity(self) -> pd.DataFrame:
@@ -230,7 +231,7 @@ def _on_front(question: SweepQuestion, table: pd.DataFrame) -> np.ndarray:
     candidates = table["meets"].to_numpy(bool)
     if not candidates.any():
         candidates = (table["reason"] == "").to_numpy(bool)
-    signs = [-1.0 if name in MORE_IS_BETTER else 1.0 for name in question.objectives]
+    signs = [-1.0 if more_is_better(name) else 1.0 for name in question.objectives]
     costs = table.loc[candidates, list(question.objectives)].to_numpy(np.float64) * signs
     mask = np.zeros(len(table), dtype=bool)
     mask[candidates] = front(costs)

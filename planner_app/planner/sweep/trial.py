@@ -48,17 +48,6 @@ COUNTS = frozenset(
         "rejected",
     }
 )
-# Of these more is better; of all others less.
-MORE_IS_BETTER = frozenset(
-    {
-        "output_tokens_per_s",
-        "token_hit_rate",
-        "reused_prefix_tokens",
-        "completed",
-        "admissible_concurrency",
-        "static_concurrency",
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 from pagecast.planner_app.planner.directions import more_is_better
+from pagecast.planner_app.planner.sweep.question import COSTS
+from pagecast.planner_app.planner.sweep.trial import FIGURES
 from pagecast.sim.replay import replay
 from pagecast.sim.replay.replicates import summary_figures
 from pagecast.sim.scenario import Scenario
@@ -70,6 +72,10 @@ def test_every_figure_has_a_direction_or_is_known_to_have_none(name):
     scenario = Scenario(costs="roofline", num_gpu_blocks=900, **SCENARIOS[name])
     figures = summary_figures(replay(trace, scenario, keep_steps=False))
     assert {figure for figure in figures if more_is_better(figure) is None} <= NEITHER
+
+
+def test_every_objective_of_a_sweep_has_a_direction():
+    assert not [name for name in (*FIGURES, *COSTS) if more_is_better(name) is None]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from pagecast.planner_app.planner.sweep.pareto import front
 from pagecast.planner_app.planner.sweep.question import SweepQuestion
 from pagecast.planner_app.planner.sweep.space import parse_space
 from pagecast.planner_app.planner.sweep.study import sweep
+from pagecast.planner_app.reports.style import caption_of
+from pagecast.planner_app.reports.sweep_charts import against_knob
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
@@ -43,6 +45,22 @@ def asked(trace, settings=GRID, scenario=None, **options):
 def reference(chat):
     """The grid's table, one trial after another in this process."""
     return sweep(asked(chat, slo=LEVEL, prices={"H200": 4.0}), workers=1)
+
+
+@pytest.mark.parametrize(
+    ("objective", "setting", "best"),
+    [
+        ("output_tokens", "max_model_len=600,400,500", "600"),
+        ("num_gpu_blocks", "kv_tokens=16000,8000", "16000"),
+        ("preemptions", "kv_tokens=16000,4000", "16000"),
+    ],
+)
+def test_objectives_are_sought_in_the_direction_that_is_better(chat, objective, setting, best):
+    result = sweep(asked(chat, [setting], objectives=(objective,)), workers=1)
+    knob = setting.partition("=")[0]
+    assert [str(value) for value in result.front[knob]] == [best]
+    chart = against_knob(result.table, knob, [objective])
+    assert f"Best at {knob} {best} " in caption_of(chart)
 
 
 def test_each_row_is_the_replay_of_its_scenario_and_the_cheapest_meets_the_slo(chat, reference):
