@@ -334,9 +334,12 @@ def _check(question: CapacityQuestion, replicates: int, replicas_for: float | No
         raise BadInput(f"the rate to tell replicas for is {replicas_for}; it must be above 0")
     if 0 < replicates < LEAST_REPLICATES:
         raise BadInput(f"replicates is {replicates}: an interval needs {LEAST_REPLICATES}; 0 makes none")
-    for name, value in (("think time", question.think_s), ("rate", question.max_preemption_rate)):
+    for name, value in (
+        ("the think time", question.think_s),
+        ("the most preemptions per request", question.max_preemption_rate),
+    ):
         if not 0 <= value < float("inf"):
-            raise BadInput(f"the {name} is {value}; it must be at least 0")
+            raise BadInput(f"{name}: {value} was given; it takes a finite number from 0 on")
     for name, count in (("users", question.most_users), ("requests", question.most_requests)):
         if count < 1:
             raise BadInput(f"the most {name} is {count}; it must be at least 1")

@@ -213,6 +213,10 @@ def test_the_rate_is_said_to_have_lasted(by_one, capsys):
         (["--slo", "ttft_q99<2s"], "SLO term 'ttft_q99<2s': 'q99' is no statistic"),
         (["--slo", "ttft_p99<2s", "--replicates", "3"], "replicates is 3"),
         (["--slo", "ttft_p99<2s", "--most-users", "0"], "most-users"),
+        (
+            ["--slo", "ttft_p99<2s", "--max-preemption-rate", "inf"],
+            "the most preemptions per request: inf was given; it takes a finite number from 0 on",
+        ),
         (["--slo", "ttft_p99<2s", "--think-time", "-1"], "think-time"),
         (["--slo", "ttft_p99<2s", "--report", "/nowhere/at/all.html"], "--report"),
         ([], "--slo"),
