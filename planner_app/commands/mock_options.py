@@ -7,7 +7,8 @@ with what to use in its place.
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Any
+from collections.abc import Iterable
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from pagecast.planner_app.commands.field_options import parameter
@@ -74,15 +75,39 @@ def check_mock_options(options: dict[str, Any]) -> None:
 def read_config(context: Any, path: Any) -> Any:
     """Callback of `--config`: the file's entries are defaults of the options with their names.
 
-    Errors: BadInput naming the file, and an entry that is no option.
+    An entry has any name that the command line takes, with `-` or `_`, and `no-...: true` turns a switch off.
+    Errors: BadInput naming the file, and an entry that is no option, or that says an option again.
     """
     if path is None:
         return None
-    mapping = read_mapping(path, "give a YAML file of options")
-    entries = {str(name).replace("-", "_"): value for name, value in mapping.items()}
-    known = {option.name for option in context.command.params}
-    for name in entries:
-        if name not in known:
-            raise BadInput(f"{path}: {name!r} is no option of `pagecast serve`; see pagecast serve --help")
+    switches = _switches(context.command.params)
+    entries: dict[str, Any] = {}
+    for text, value in read_mapping(path, "give a YAML file of options").items():
+        switch = switches.get(_plain(str(text)))
+        if switch is None:
+            raise BadInput(f"{path}: {text!r} is no option of `pagecast serve`; see pagecast serve --help")
+        if switch.option in entries:
+            raise BadInput(f"{path}: {text!r} says again what another entry says; leave one of them out")
+        entries[switch.option] = not value if switch.off and isinstance(value, bool) else value
     context.default_map = {**(context.default_map or {}), **entries}
     return path
+
+
+class _Switch(NamedTuple):
+    """The option that a name stands for, and whether the name turns it off."""
+
+    option: str
+    off: bool
+
+
+def _switches(options: Iterable[Any]) -> dict[str, _Switch]:
+    """Every name that the command line has for an option."""
+    names: dict[str, _Switch] = {}
+    for option in options:
+        names |= {_plain(name): _Switch(option.name, True) for name in option.secondary_opts}
+        names |= {_plain(name): _Switch(option.name, False) for name in (option.name, *option.opts)}
+    return names
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").replace("-", "_")

@@ -72,6 +72,16 @@ def test_a_file_holds_options_and_the_command_line_wins(
     simulate("--config", file, "--port", 8124)
     assert (options["port"], options["max_num_seqs"]) == (8124, 5)
     assert list(options["lora_modules"]) == ["a=/a", "b=/b"]
+    file.write_text(
+        "data-parallel-size: 2\nzmq_endpoint: tcp://127.0.0.1:5557\nnum-gpu-blocks-override: 512\n"
+        "no-enable-prefix-caching: true\n"
+    )
+    simulate("--config", file)
+    assert (options["replicas"], options["kv_events_endpoint"]) == (2, "tcp://127.0.0.1:5557")
+    assert (options["num_gpu_blocks"], options["enable_prefix_caching"]) == (512, False)
+    file.write_text("replicas: 2\ndata-parallel-size: 3\n")
+    assert simulate("--config", file)
+    assert "'data-parallel-size' says again what another entry says" in capsys.readouterr().err
     file.write_text("prot: 8123\n")
     assert simulate("--config", file)
     assert "'prot' is no option of `pagecast serve`" in capsys.readouterr().err
