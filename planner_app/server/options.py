@@ -44,7 +44,6 @@ class ServerOptions:
     kv_events_replay_endpoint: str | None = None
     kv_events_topic: str = ""
     kv_events_batch: int | None = None
-    root_path: str = ""
 
     def check(self) -> None:
         """Errors: BadInput naming the first option that can't work."""

@@ -165,7 +165,6 @@ def http_server(replica: ReplicaServer) -> HttpServer:
         server_header=False,
         ws="none",
         lifespan="on",
-        root_path=options.root_path,
         h11_max_incomplete_event_size=1 << 16,
     )
     return HttpServer(config)

@@ -1,5 +1,6 @@
 """`pagecast serve` takes llm-d-inference-sim's options, or says why one means nothing here."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from pagecast.planner_app.cli import run
 from pagecast.planner_app.commands import serve
 from pagecast.planner_app.commands.mock_options import REFUSED
+from pagecast.planner_app.server.options import ServerOptions
 from pagecast.sim.core.errors import CannotRunHere
 
 TAKEN = {
@@ -87,3 +89,17 @@ def test_a_file_holds_options_and_the_command_line_wins(
     assert "'prot' is no option of `pagecast serve`" in capsys.readouterr().err
     assert simulate("--kv-cache-size", 8, "--num-gpu-blocks", 9)
     assert "give one of them" in capsys.readouterr().err
+
+
+def test_every_option_of_the_server_comes_from_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that nobody can give would be one that nobody has tried together with the API key."""
+    given: set[str] = set()
+
+    def server(**values: Any) -> Any:
+        given.update(values)
+        raise CannotRunHere("enough")
+
+    names = {field.name for field in fields(ServerOptions)} - {"record_segment_bytes"}
+    monkeypatch.setattr("pagecast.planner_app.server.options.ServerOptions", server)
+    simulate()
+    assert given == names
