@@ -125,8 +125,8 @@ def offloading_ns(
         return None, None
     blocks, more, _ = np.array(rows, np.float64).T
     table = np.stack([np.ones(len(blocks)), blocks], axis=1)
-    step_ns, block_ns = np.linalg.lstsq(table, more, rcond=None)[0]
-    return max(float(step_ns), 0.0), max(float(block_ns), 0.0)
+    step_ns, block_ns = _not_negative(table, more)
+    return float(step_ns), float(block_ns)
 
 
 def offloading_rows(

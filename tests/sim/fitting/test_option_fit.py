@@ -9,6 +9,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.file import Calibration, load
 from pagecast.sim.costs.calibration.option_costs import UNKNOWN, OptionCosts
+from pagecast.sim.fitting import option_fit
 from pagecast.sim.fitting.build import CalibrationRun, calibrate
 from pagecast.sim.fitting.option_fit import option_costs_of
 from pagecast.sim.replay import replay
@@ -46,6 +47,30 @@ def test_vllms_runs_tell_its_host_time() -> None:
     assert costs.offloading_step_ns == pytest.approx(992_000, rel=0.3)
     assert costs.offloading_block_ns == pytest.approx(17_100, rel=0.3)
     assert costs.load_bytes_per_s is None  # it did not record when copies began
+
+
+@pytest.mark.parametrize("free", [-4.0, 4.0])
+def test_what_a_host_tier_takes_is_the_best_fit_of_costs_that_are_not_negative(
+    free: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below a few blocks a step may hide its work, so that a straight line would begin below zero."""
+    blocks = np.random.default_rng(1).integers(0, 40, 2000).astype(float)
+    more = 1000 * (blocks - free) + np.random.default_rng(2).normal(0, 500, 2000)
+    rows = [(count, took, took) for count, took in zip(blocks, more, strict=True)]
+    monkeypatch.setattr(option_fit, "offloading_rows", lambda *_: rows)
+    run = RecordedRun.load(OWN / "h200f-qwen3-8b-host-async")
+    step_ns, block_ns = option_fit.offloading_ns([run], Scenario().step_costs())
+    assert step_ns is not None
+    assert block_ns is not None
+
+    def error(step: float, block: float) -> float:
+        return float(((step + block * blocks - more) ** 2).sum())
+
+    nearby = [max(step_ns + change, 0.0) for change in (-50.0, 0.0, 50.0)]
+    assert error(step_ns, block_ns) <= min(
+        error(step, block_ns + change) for step in nearby for change in (-10.0, 0.0, 10.0)
+    )
+    assert min(step_ns, block_ns) >= 0
 
 
 def test_the_engines_runs_tell_the_rate_of_its_link() -> None:
