@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.draw import draw
+from pagecast.sim.costs.measured.import_tables import FAMILIES, _file
 from pagecast.sim.costs.measured.packing import pack, unpack
 from pagecast.sim.costs.measured.tables import paths, table
 from pagecast.sim.costs.step_costs import Batch
@@ -29,6 +30,20 @@ def test_packed_times_come_back_within_a_twentieth_of_a_percent():
     seconds = np.geomspace(1e-7, 1.0, 1000)
     assert np.allclose(unpack(pack(seconds)), seconds, rtol=5.1e-4)
     assert math.isnan(unpack(pack(np.array([np.nan])))[0])
+
+
+@pytest.mark.parametrize(
+    ("version", "source"),
+    [("1.3.0rc20", "1.3.0rc9"), ("1.3.0", "1.3.0"), ("1.3.1", "1.3.0.post1"), ("1.2.9", None)],
+)
+def test_an_operation_comes_from_the_newest_version_that_is_no_newer(tmp_path, version, source):
+    family = FAMILIES["gemm"]
+    for name in ("1.3.0rc9", "1.3.0", "1.3.0.post1", "1.10.0", "1.3.0rc21"):
+        folder = tmp_path / family.folder / "trtllm" / name
+        folder.mkdir(parents=True)
+        (folder / f"{family.file}_perf.parquet").touch()
+    found = _file(tmp_path, family, "trtllm", version)
+    assert (found and found.parent.name) == source
 
 
 def test_every_table_is_small_and_has_what_a_decoder_takes():
