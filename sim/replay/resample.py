@@ -25,7 +25,7 @@ from pagecast.traces.seeds import checked_seed
 Ints = npt.NDArray[np.int64]
 
 WINDOWS = 60
-_NEIGHBOURS = 6  # sessions or windows that one is drawn from, at least
+_NEIGHBOURS = 6  # sessions or windows that one is drawn from, at least, where there are so many
 _STRATA = 20
 GENERATOR, SESSIONS, WINDOWS_OF_TIME = "generator", "sessions", "windows"  # where other workloads come from
 
@@ -65,8 +65,9 @@ def _draw(begins: npt.NDArray[np.float64], random: np.random.Generator) -> Ints:
     count = len(begins)
     order = np.argsort(begins, kind="stable")
     size = max(_NEIGHBOURS, -(-count // _STRATA))
-    first = np.arange(count) // size * size
-    wide = np.minimum(first + size, count) - first
+    last = max(count // size - 1, 0) * size  # where the last stratum begins, which has the remainder too
+    first = np.minimum(np.arange(count) // size * size, last)
+    wide = np.where(first == last, count - last, size)
     draws = np.empty(count, np.int64)
     draws[order] = order[first + (random.random(count) * wide).astype(np.int64)]
     return draws

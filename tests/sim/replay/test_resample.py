@@ -58,6 +58,18 @@ def test_a_request_without_a_session_is_drawn_by_itself_whatever_sessions_are_ca
     assert {len(resample(trace, seed)) for seed in range(20)} == {2, 40, 78}
 
 
+@pytest.mark.parametrize("count", [7, 11, 13, 60, 121])
+def test_every_session_is_drawn_from_at_least_six(count):
+    lengths = np.arange(count) + 1
+    columns = {"arrival_s": np.arange(float(count)), "input_tokens": lengths, "output_tokens": lengths}
+    columns["session"] = [f"session {length}" for length in lengths]
+    trace = Trace("sessions", table(columns))
+    drawn = np.stack([resample(trace, seed).integers("input_tokens") for seed in range(200)])
+    shares = [np.unique(each, return_counts=True)[1] / len(drawn) for each in drawn.T]
+    assert min(map(len, shares)) >= 6
+    assert max(share.max() for share in shares) < 0.33
+
+
 def test_a_window_drawn_twice_finds_nothing_of_its_first_copy():
     trace = windows_of_documents()
     # Each document is read four times in a row: three of four are found again, however windows are drawn.
