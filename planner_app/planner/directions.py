@@ -1,4 +1,4 @@
-"""Whether more of a figure is better, for the gate and for sweeps.
+"""The direction in which each figure is better, for the gate and for sweeps.
 
 Names come in two forms: a summary's `ttft_s.p99`, and the flat `ttft_p99_s` of tables of trials.
 """
