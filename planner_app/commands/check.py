@@ -18,6 +18,7 @@ from pagecast.planner_app.planner.gate import judge
 from pagecast.planner_app.planner.gate.baseline import Baseline
 from pagecast.planner_app.planner.gate.check_file import CheckFile, load_check
 from pagecast.planner_app.planner.gate.judge import Finding
+from pagecast.planner_app.planner.served import RequestCounts
 from pagecast.planner_app.reports.gate_files import write_junit, write_markdown
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
@@ -70,7 +71,10 @@ def check_command(
     judge.check_names(file, figures)
     findings = [*judge.levels(file, result), *judge.limits(file, figures)]
     facts = _facts(file, trace, result)
-    notes = list(_notes(file, before, facts["costs"])) if before is not None or write_baseline is None else []
+    counts = RequestCounts.of(result.requests)
+    notes = [counts.says] if counts.says else []
+    if before is not None or write_baseline is None:
+        notes.extend(_notes(file, before, facts["costs"]))
     notes.extend((*trace.notes, facts["expected_error"]))
     if before is not None or write_baseline is not None:
         if workers is None and result.summary["wall_s"] * file.check.draws < _SHORT_S:
@@ -84,7 +88,7 @@ def check_command(
     if json:
         ok = all(finding.holds for finding in findings)
         checks = [finding.as_dict() for finding in findings]
-        console.print_json({"ok": ok, **facts, "checks": checks, "notes": notes})
+        console.print_json({"ok": ok, **facts, "counts": counts.to_dict(), "checks": checks, "notes": notes})
     else:
         show(str(scenario), findings, notes, facts)
         if write_baseline is not None:

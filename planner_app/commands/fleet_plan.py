@@ -21,8 +21,6 @@ from pagecast.traces.schema import Trace
 from pagecast.traces.write import replacing
 from rich.table import Table
 
-_COUNTS = ("completed", "rejected", "cancelled")
-
 
 def plan_fleet(
     work: Trace,
@@ -75,11 +73,7 @@ def _body(
     work: Trace, scenario: Scenario, level: Slo, sizes: Sequence[FleetSize], text: str | None
 ) -> dict[str, Any]:
     """The plan for JSON."""
-    routers = []
-    for size in sizes:
-        s = size.result.summary
-        counts = {name: s[name] for name in _COUNTS}
-        routers.append({**size.to_dict(), "peak_gpus": s["fleet"]["peak_gpus"], **counts})
+    routers = [{**size.to_dict(), "peak_gpus": size.result.summary["fleet"]["peak_gpus"]} for size in sizes]
     return {
         "trace": work.name,
         "requests": len(work),
@@ -115,18 +109,12 @@ def _show(work: Trace, scenario: Scenario, level: Slo, sizes: Sequence[FleetSize
     console.out.print(f"SLO: {level.text}", soft_wrap=True)
     console.out.print(_table(sizes))
     for size in sizes:
-        if unserved := _unserved(size.result.summary):
-            console.out.print(f"{size.router}: {unserved}", soft_wrap=True, markup=False)
+        if size.counts.says:
+            console.out.print(f"{size.router}: {size.counts.says}", soft_wrap=True, markup=False)
     for note in _notes(sizes):
         console.out.print(f"note: {note}", soft_wrap=True, markup=False)
     replays = counted(sum(size.replays for size in sizes), "replay")
     console.out.print(f"planned in {wall_s:.1f} s with {replays}", soft_wrap=True)
-
-
-def _unserved(s: dict[str, Any]) -> str:
-    """Requests of a summary that were not served; empty where all were."""
-    counts = ", ".join(f"{s[name]:,} {name}" for name in ("rejected", "cancelled") if s[name])
-    return counts and f"{counts}, of {counted(s['requests'], 'request')}"
 
 
 def _table(sizes: Sequence[FleetSize]) -> Table:

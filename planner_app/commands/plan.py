@@ -45,7 +45,13 @@ _TITLES = {
 @with_scenario
 def plan_command(
     trace: TraceArgument,
-    slo: Annotated[str, Opt(help="SLO: ttft_p99<2s,tpot_p95<50ms,goodput(ttft<2s,tpot<50ms)>0.99")],
+    slo: Annotated[
+        str,
+        Opt(
+            help="SLO: ttft_p99<2s,tpot_p95<50ms,goodput(ttft<2s,tpot<50ms)>0.99; "
+            "TTFT, E2E and queue of a request that is not served are infinite"
+        ),
+    ],
     arguments: ScenarioArguments,
     fleet: FleetGiven,
     against: Annotated[
@@ -310,13 +316,18 @@ def _lines(answer: Answer) -> list[str]:
     if answer.value is None or answer.at is None:
         return [f"{title}: none; {answer.says}"]
     lines = [f"{title}: at {shown(answer.kind, answer.value)} {', '.join(map(judgment, answer.at.terms))}"]
+    if answer.at.counts.says:
+        lines.append(f"  {answer.at.counts.says}")
     if answer.says:
         lines.append(f"  {answer.says}")
     if answer.beyond is not None:
         broken = " and ".join(
             f"{judgment(term)}, not {_bound_of(term.text)}" for term in answer.beyond.broken
         )
-        lines.append(f"  at {shown(answer.kind, answer.beyond.amount)} {broken}")
+        counts = answer.beyond.counts.says
+        lines.append(
+            f"  at {shown(answer.kind, answer.beyond.amount)} {broken}" + (f": {counts}" if counts else "")
+        )
     if answer.binding is not None:
         lines.append(f"  {answer.binding.says}")
         full = answer.binding.full

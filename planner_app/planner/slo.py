@@ -1,9 +1,10 @@
 """An SLO as text, `ttft_p99<2s,tpot_p95<50ms,goodput(ttft<2s,tpot<50ms)>0.99`, and its verdict.
 
 A term bounds a statistic of a latency, or the share of good requests: those that completed and kept every
-bound in the brackets. Percentiles are over the requests that reached the latency, as in a replay's summary;
-the share is of all requests, so rejected and cancelled ones count against it. A request of one token has
-no TPOT, and keeps any bound of it.
+bound in the brackets. TTFT, E2E and queue time are those of every request that was offered, and of one that
+was not served they are infinite (`served.py`); a replay's summary leaves such requests out. Other latencies
+are of the requests that reached them. The share is of all requests, so rejected and cancelled ones count
+against it. A request of one token has no TPOT, and keeps any bound of it.
 
 A new latency is a name in `LATENCIES` and a column `NAME_s` of a result's requests. A new kind of term is a
 class with `judge`, and a case in `_term` that reads it.
@@ -18,11 +19,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil, inf
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from pagecast.planner_app.planner.served import ENDLESS, latencies
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result
 
@@ -42,7 +45,10 @@ Figures = Mapping[str, float]  # as `summary_figures` gives them: `ttft_s.p99` a
 
 
 class TermVerdict(NamedTuple):
-    """A term, what it came to (None: no request has it), its bound (seconds or share), whether it holds."""
+    """A term, what it came to (None: no request has it), its bound (seconds or share), whether it holds.
+
+    A value is infinite where too many requests were not served.
+    """
 
     text: str
     value: float | None
@@ -86,15 +92,17 @@ class Latency:
             name = f"{self.latency}_s.{self.statistic}"
             if name not in source:
                 raise BadInput(f"SLO term {self.text!r} needs the replay's requests: no summary has {name}")
+            if self.latency in ENDLESS and (source.get("rejected") or source.get("cancelled")):
+                raise BadInput(
+                    f"SLO term {self.text!r} needs the replay's requests: no summary tells who was served"
+                )
             return source[name] if np.isfinite(source[name]) else None
-        accepted_rows = source[source["state"] != "rejected"]
-        values = accepted_rows[f"{self.latency}_s"].to_numpy(np.float64)
-        values = values[~np.isnan(values)]
+        values = latencies(source, self.latency)
         if not len(values):
             return None
         if self.statistic in ("mean", "max"):
             return float(values.mean() if self.statistic == "mean" else values.max())
-        return float(np.percentile(values, float(self.statistic[1:])))
+        return _percentile(values, float(self.statistic[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +169,15 @@ class Slo:
             else:
                 bounds.append((term.latency, term.bound_s, term.inclusive))
         return Goodput(self.text, tuple(bounds), 0.0, True).good(requests)
+
+
+def _percentile(values: npt.NDArray[np.float64], percent: float) -> float:
+    """The linear percentile; infinite where a value that it lies between is."""
+    finite = values[np.isfinite(values)]
+    place = round((len(values) - 1) * percent / 100, 9)
+    if ceil(place) >= len(finite):
+        return inf
+    return float(np.percentile(np.where(np.isinf(values), finite.max(), values), percent))
 
 
 def _completed(source: pd.DataFrame | Figures) -> float:

@@ -16,7 +16,7 @@ TITLES = {
     "users": "Users who think",
 }
 UNITS = {"concurrency": "users", "rate": "requests/s", "users": "users"}
-_SHARES = ("goodput", "preemptions", "kept_up", "backlog_growth")  # the terms that are no times
+_SHARES = ("goodput", "preemptions", "kept_up", "served", "backlog_growth")  # the terms that are no times
 
 
 def plan_report(result: CapacityPlan) -> str:
@@ -97,7 +97,8 @@ def _sides(answer: Answer, unit: str, why: str) -> HtmlTable:
     offered = "requests/s offered" if answer.kind == "rate" else unit
     header = ("", offered, *terms, "requests/s served", "output tokens/s", "preemptions per request")
     highlights = frozenset(at for at, (_, outcome) in enumerate(outcomes) if not outcome.holds)
-    return HtmlTable("", header, rows, why, highlights)
+    counts = [f"{name}: {outcome.counts.says}." for name, outcome in outcomes if outcome.counts.says]
+    return HtmlTable("", header, rows, " ".join([why, *counts]).strip(), highlights)
 
 
 def _row(name: str, outcome: LoadTrial, terms: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 
@@ -24,9 +25,11 @@ def gpus_there(fleet: dict[str, Any]) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A duration as people read it: `35.2 ms`, `1.43 s`, `2m05s`, `4h20m`."""
+    """A duration as people read it: `35.2 ms`, `1.43 s`, `2m05s`, `4h20m`, `infinite`."""
     if value is None:
         return "-"
+    if value == inf:
+        return "infinite"
     if value < 0.9995e-3:
         return f"{value * 1e6:.0f} us" if value else "0"
     if value < 0.9995:

@@ -15,7 +15,6 @@ costs time it. Times are seconds in results, integer nanoseconds inside.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +48,7 @@ from pagecast.sim.replay.metrics import (
 from pagecast.sim.replay.notes import notes
 from pagecast.sim.replay.offloading_figures import offloading_figures
 from pagecast.sim.replay.recorder import Recorder
+from pagecast.sim.replay.rejections import kind
 from pagecast.sim.replay.replica import Replica
 from pagecast.sim.replay.rollout import RevisionWatch, peak_admission, rollout_figures, watch_revision
 from pagecast.sim.replay.set_up import set_up
@@ -309,7 +309,7 @@ def summarise(
     hits = prefix_hits(table, counted.limits.block_size)
     sequence_tokens = (completed["input_tokens"] + completed["output_tokens"] - 1).tolist()
     cached, uncached = cached_and_uncached(table)
-    refused = table[table["state"] == "rejected"]["reason"].map(_kind).value_counts()
+    refused = table[table["state"] == "rejected"]["reason"].map(kind).value_counts()
     return {
         "requests": len(table),
         "completed": int(states.get("completed", 0)),
@@ -340,19 +340,3 @@ def summarise(
         "costs": costs.name,
         "expected_error": costs.expected_error(),
     }
-
-
-def _kind(reason: str) -> str:
-    """A rejection's reason without the numbers of the one request, so that equal ones can be counted."""
-    reason = re.sub(r"^\d+ prompt \+ \d+ output", "prompt + output", reason)
-    reason = re.sub(r"^predicted TTFT \S+ s", "predicted TTFT", reason)
-    reason = re.sub(
-        r"^needs \d+ blocks of (\d+) tokens; the pool has (\d+)$",
-        r"needs more than the pool's \2 blocks of \1 tokens",
-        reason,
-    )
-    return re.sub(
-        r"^needs \d+ blocks of (\d+) tokens; its tenant may hold (\d+)$",
-        r"needs more than its tenant's \2 blocks of \1 tokens",
-        reason,
-    )

@@ -33,7 +33,7 @@ _TWICE = {
     "token budget": "twice max_num_batched_tokens",
     "compute": "steps twice as fast",
 }
-SHARES = ("goodput", "kept_up")  # terms that are parts of requests, and bounded from below
+SHARES = ("goodput", "kept_up", "served")  # terms that are parts of requests, and bounded from below
 _HELPS = 0.9  # doubling a limit helps where the worst excess falls below this share of the excess without
 
 
@@ -204,6 +204,8 @@ def _what(term: str) -> str:
     name = re.split("[<>]", term)[0]
     if name == "kept_up":
         return "the share of offered requests that do not end in time is"
+    if name == "served":
+        return "the share of offered requests that are not served is"
     return f"{name} are" if name == "preemptions" else f"{name} is"
 
 

@@ -14,13 +14,14 @@ again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import floor, log
 
 import numpy as np
 from pagecast.planner_app.planner.capacity import lasting
 from pagecast.planner_app.planner.capacity.lasting import Lasting, LongLoad
 from pagecast.planner_app.planner.capacity.users import Load, LoadKind, LoadReplay, requests_per_s, serve
+from pagecast.planner_app.planner.served import RequestCounts
 from pagecast.planner_app.planner.slo import Slo, TermVerdict
 from pagecast.sim.costs.calibration.draw import draw
 from pagecast.sim.costs.step_costs import StepCosts
@@ -33,6 +34,7 @@ GRID = 1.01  # factor between neighbouring rates
 MOST_STEPS = 925
 MOST_USERS = 8192
 KEPT_UP = 0.95  # least share of the offered requests that must end in a short load
+SERVED = 0.95  # least share of the offered requests that must get a first token, whatever the SLO bounds
 GROWTH = 0.08  # most growth of the requests in the server, from the second third of a long load to the last
 CONFIDENCE = 0.9
 _SEEDS = 1_000_003  # distance between the seeds of two plans, so that no two share a draw's seed
@@ -167,7 +169,7 @@ def _bisect(ask: Callable[[int], bool], good: int, bad: int, resolution: int) ->
 
 @dataclass(frozen=True, slots=True)
 class LoadTrial:
-    """Outcome of one load: the SLO's terms and preemptions per request, over the requests measured.
+    """Outcome of one load: the SLO's terms, preemptions per request and counts of the requests measured.
 
     `amount` is the number of users, or the offered requests per second. `requests_per_s` and
     `output_tokens_per_s` count what ended in the settled time (`LoadReplay`).
@@ -179,8 +181,12 @@ class LoadTrial:
     preemption_rate: float
     requests_per_s: float
     output_tokens_per_s: float
-    requests: int
-    rejected: int = 0
+    counts: RequestCounts = field(default_factory=RequestCounts)
+
+    @property
+    def requests(self) -> int:
+        """How many requests were measured."""
+        return self.counts.requests
 
     @property
     def broken(self) -> tuple[TermVerdict, ...]:
@@ -321,8 +327,12 @@ class CapacityQuestion:
         )
 
     def judge(self, load: Load, served: LoadReplay) -> LoadTrial:
-        """The outcome of a load from its replay: SLO, preemptions (`concurrency` only), and `kept_up`."""
+        """The outcome of a load from its replay: SLO, preemptions (`concurrency` only), `kept_up`, `served`.
+
+        A term on the share served stands only where requests were not.
+        """
         requests = served.measured
+        counts = RequestCounts.of(requests)
         not_rejected = requests[requests["state"] != "rejected"]
         preempted = float(not_rejected["preemptions"].sum()) / max(len(not_rejected), 1)
         terms = self.slo.verdict(requests).terms
@@ -332,6 +342,9 @@ class CapacityQuestion:
         if served.kept_up is not None:
             kept_up = served.kept_up
             terms = (*terms, TermVerdict(f"kept_up>={KEPT_UP}", kept_up, KEPT_UP, kept_up >= KEPT_UP))
+        if counts.unserved:
+            share = counts.served_share
+            terms = (*terms, TermVerdict(f"served>={SERVED}", share, SERVED, share >= SERVED))
         endings, seconds = served.ended, served.seconds
         return LoadTrial(
             amount=load.amount * self.rate if load.kind == "rate" else load.amount,
@@ -340,8 +353,7 @@ class CapacityQuestion:
             preemption_rate=preempted,
             requests_per_s=len(endings) / seconds if seconds else 0.0,
             output_tokens_per_s=float(endings["output_tokens"].sum()) / seconds if seconds else 0.0,
-            requests=len(requests),
-            rejected=len(requests) - len(not_rejected),
+            counts=counts,
         )
 
     def judge_lasted(self, load: Load, lasted: LongLoad) -> LoadTrial:
@@ -349,7 +361,7 @@ class CapacityQuestion:
         grows = TermVerdict(f"backlog_growth<={GROWTH}", lasted.growth, GROWTH, lasted.holds(GROWTH))
         if lasted.served is None:
             rate = lasted.most_ended_per_s
-            return LoadTrial(load.amount * self.rate, False, (grows,), 0.0, rate, 0.0, 0)
+            return LoadTrial(load.amount * self.rate, False, (grows,), 0.0, rate, 0.0)
         outcome = self.judge(load, lasted.served)
         return replace(outcome, terms=(*outcome.terms, grows), holds=outcome.holds and grows.holds)
 

@@ -96,7 +96,8 @@ class Answer:
             terms = " and ".join(
                 f"{term.text} can't be kept: {judgment(term)}" for term in self.beyond.broken
             )
-            return f"{terms} with {least}"
+            counts = self.beyond.counts.says
+            return f"{terms} with {least}" + (f": {counts}" if counts else "")
         if self.at_limit and self.value is not None:
             return f"the SLO still holds at {shown(self.kind, self.value)}, the most that was tried"
         return ""
@@ -489,6 +490,8 @@ def judgment(term: TermVerdict) -> str:
         return f"no request has a {name}"
     if name == "kept_up":
         return f"{term.value:.1%} of the offered requests ended"
+    if name == "served":
+        return f"{term.value:.1%} of the offered requests were served"
     if name == "backlog_growth":
         return f"the backlog grows by {term.value:.0%} from the second to the last third of a long load"
     if name == "preemptions":
@@ -515,6 +518,5 @@ def _outcome(outcome: LoadTrial | None) -> dict[str, Any] | None:
         "preemption_rate": outcome.preemption_rate,
         "requests_per_s": outcome.requests_per_s,
         "output_tokens_per_s": outcome.output_tokens_per_s,
-        "requests": outcome.requests,
-        "rejected": outcome.rejected,
+        **outcome.counts.to_dict(),
     }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pagecast.planner_app.planner.served import RequestCounts
 from pagecast.planner_app.planner.slo import Slo, Verdict
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.routers.registry import with_router
@@ -30,6 +31,11 @@ class FleetSize:
     below: Verdict | None
     replays: int
 
+    @property
+    def counts(self) -> RequestCounts:
+        """How the requests ended."""
+        return RequestCounts.of(self.result.requests)
+
     def to_dict(self) -> dict[str, Any]:
         """The answer for JSON."""
         s = self.result.summary
@@ -43,6 +49,7 @@ class FleetSize:
             "terms": {term.text: term.value for term in self.verdict.terms},
             "breaks_below": [term.text for term in self.below.broken] if self.below else [],
             "token_hit_rate": s["token_hit_rate"],
+            "counts": self.counts.to_dict(),
             "replays": self.replays,
         }
 

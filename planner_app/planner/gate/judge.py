@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from math import copysign, inf, isnan, sqrt
+from math import copysign, inf, isinf, isnan, sqrt
 from typing import Any
 
 import numpy as np
@@ -147,6 +147,8 @@ def _limit(name: str, bound: Bound, value: float) -> Finding:
 
 
 def _off(value: float, bound: float) -> str:
+    if isinf(value):
+        return "requests were not served"
     return f"{_percent(100 * (value / bound - 1))}%" if bound else ""
 
 

@@ -184,7 +184,7 @@ def _beyond(trial: Trial) -> list[float]:
         return [search.CANNOT_RUN]
     refused = float(outcome.figures.get("rejected") or 0)
     margin = outcome.margin
-    return [refused] if margin is None else [refused, -margin]
+    return [refused] if margin is None else [refused, min(-margin, search.CANNOT_RUN)]
 
 
 def _paths(fields: Mapping[str, Any]) -> Iterator[str]:

@@ -34,7 +34,7 @@ Stop = Callable[[], bool]  # asked after each trial whether to leave the rest
 class SweepResult:
     """Result of a sweep. `replayed` counts the trials of this run; the others were in the folder already.
 
-    `table` has a row per trial in the order of their numbers: `number`, the knobs, `meets` (serves every
+    `table` has a row per trial in the order of their numbers: `number`, the knobs, `meets` (rejects no
     request and keeps the SLO), `margin` (how far the tightest term is from its bound, as a part of
     it), `on_front`, what it costs, figures (seconds, counts, shares), the terms of the SLO by their
     text, `step_costs` (by name, those that it was served with), and `reason` where the scenario can't run.

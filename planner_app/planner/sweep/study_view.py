@@ -103,12 +103,19 @@ def _none(result: SweepResult, ran: pd.DataFrame) -> str:
     """Why no trial meets the SLO, and which comes closest."""
     serving = ran[ran["rejected"] == 0]
     if not len(serving):
-        return "no scenario of the space serves every request: more HBM or a longer max_model_len would."
-    if not result.question.slo or not serving["margin"].notna().any():
-        return "no scenario of the space serves every request."
+        fitting = ran[ran["rejected_at_any_load"] == 0]
+        if not len(fitting):
+            return "no scenario of the space serves every request: more HBM or a longer max_model_len would."
+        fewest = record(fitting.sort_values(["rejected", "number"]).head(1))
+        return (
+            "no scenario of the space serves every request: the load is too high, and "
+            f"{setting(result, fewest)} rejects the fewest, {fewest['rejected']:,}. Less load (--rate), more "
+            "GPUs or a longer --shed-ttft-s would serve more."
+        )
     closest = record(serving.sort_values(["margin", "number"], ascending=[False, True]).head(1))
     terms = [term.text for term in result.question.level.terms]
     figures = ", ".join(f"{name}: {text(name, closest[name])}" for name in terms)
+    figures += f"; {closest['unserved']:,} requests are not served" if closest["unserved"] else ""
     return (
         f"no scenario of the space meets {result.question.slo}; the closest is {setting(result, closest)} "
         f"({figures}). `pagecast plan` tells what one replica takes, and how many it would need."

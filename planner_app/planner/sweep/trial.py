@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagecast.planner_app.planner.fleet.knobs import KNOBS, fleet_at
+from pagecast.planner_app.planner.served import RequestCounts
 from pagecast.planner_app.planner.slo import Slo, TermVerdict
 from pagecast.planner_app.planner.sweep.space import Point
 from pagecast.sim.core.errors import BadInput
@@ -34,7 +35,8 @@ _OTHERS = (
     "completed",
     "rejected",
 )
-FIGURES = (*(f"{name}_{statistic}_s" for name in LATENCIES for statistic in STATISTICS), *_OTHERS)
+_UNSERVED = ("rejected_at_any_load", "unserved")  # of `RequestCounts`
+FIGURES = (*(f"{name}_{statistic}_s" for name in LATENCIES for statistic in STATISTICS), *_OTHERS, *_UNSERVED)
 COUNTS = frozenset(
     {
         "number",
@@ -46,6 +48,7 @@ COUNTS = frozenset(
         "preemptions",
         "completed",
         "rejected",
+        *_UNSERVED,
     }
 )
 
@@ -64,7 +67,7 @@ class TrialResult:
 
     @property
     def meets(self) -> bool:
-        """Whether it serves every request and keeps the SLO."""
+        """Whether it rejects no request and keeps the SLO, by which clients that gave up are judged."""
         all_served = not self.reason and not self.figures.get("rejected")
         return all_served and all(term.holds for term in self.terms)
 
@@ -126,6 +129,8 @@ def figures_of(result: Result) -> dict[str, Figure]:
         for statistic in STATISTICS
     }
     figures |= {name: summary[name] for name in _OTHERS}
+    counts = RequestCounts.of(result.requests)
+    figures |= {name: getattr(counts, name) for name in _UNSERVED}
     fleet = summary.get("fleet")
     if fleet is not None:
         figures |= {"gpus": fleet["peak_gpus"], "gpu_hours": fleet["gpu_hours"]}

@@ -53,13 +53,14 @@ def test_a_plan_says_what_it_is_for_how_far_to_trust_it_and_what_was_not_served(
     assert (answer["model"], answer["gpu"], answer["costs"]) == ("Qwen/Qwen3-8B", "L40S", "roofline")
     assert any("were not checked: allow 25%" in note for note in answer["notes"])
     assert len(answer["notes"]) == len(set(answer["notes"]))
-    assert [(row["completed"], row["rejected"]) for row in answer["routers"]] == [(58, 2)] * 2
+    counts = [row["counts"] for row in answer["routers"]]
+    assert [(each["completed"], each["rejected"]) for each in counts] == [(58, 2)] * 2
     assert run(command) == 0
     printed = capsys.readouterr().out
     first = "chat: 60 requests on Qwen/Qwen3-8B, replicas of 1 x L40S, profile vllm, costs roofline"
     assert printed.splitlines()[0] == first
-    assert "cost: 2 rejected, of 60 requests" in printed
-    assert "session: 2 rejected, of 60 requests" in printed
+    assert "cost: of 60 requests 58 completed and 2 were rejected" in printed
+    assert "session: of 60 requests 58 completed and 2 were rejected" in printed
     assert [f"note: {note}" for note in answer["notes"]] == [
         line for line in printed.splitlines() if line.startswith("note: ")
     ]

@@ -20,6 +20,8 @@ def requests(**columns):
     count = len(next(iter(columns.values())))
     table = {f"{name}_s": np.zeros(count) for name in ("ttft", "tpot", "e2e", "queue", "prefill", "decode")}
     table["state"] = np.full(count, "completed", dtype=object)
+    table["first_token_s"] = table["finished_s"] = np.ones(count)
+    table["reason"] = np.full(count, "", dtype=object)
     return pd.DataFrame({**table, **columns})
 
 

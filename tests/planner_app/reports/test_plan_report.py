@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from pagecast.planner_app.planner.capacity.bisection import LoadTrial
 from pagecast.planner_app.planner.capacity.planning import Answer, plan
+from pagecast.planner_app.planner.served import RequestCounts
 from pagecast.planner_app.planner.slo import Slo, TermVerdict
 from pagecast.planner_app.reports import plan_charts as charts
 from pagecast.planner_app.reports.html_page import plain_figures
@@ -12,6 +13,8 @@ from pagecast.planner_app.reports.plan_report import _answer, plan_report
 from pagecast.planner_app.reports.style import caption_of
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
+
+COUNTS = RequestCounts(50, 50)
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +46,8 @@ def test_the_answer_stands_first_and_every_load_tried_is_drawn(plan_result):
 def test_offered_and_served_requests_are_told_apart_and_users_are_users():
     """Requests offered at a rate, and those that ended: two columns of unlike figures."""
     term = (TermVerdict("ttft_p99<2s", 1.0, 2.0, True),)
-    at = LoadTrial(10.0, True, term, 0.0, 9.5, 900.0, 50, 0)
-    away = LoadTrial(
-        12.0, False, (TermVerdict("backlog_growth<=0.08", 0.7, 0.08, False),), 0.0, 10.5, 0.0, 0, 0
-    )
+    at = LoadTrial(10.0, True, term, 0.0, 9.5, 900.0, COUNTS)
+    away = LoadTrial(12.0, False, (TermVerdict("backlog_growth<=0.08", 0.7, 0.08, False),), 0.0, 10.5, 0.0)
     answer = Answer("rate", 10.0, 8.0, 12.0, False, at, away, None, 9, (at, away), 5)
     *_, sides = _answer(answer).parts
     assert sides.header[1] == "requests/s offered"
@@ -63,7 +64,7 @@ def outcome(amount: float, ttft_s: float, good: float) -> LoadTrial:
         TermVerdict("goodput(ttft<2s)>0.9", good, 0.9, good > 0.9),
     )
     holds = all(term.holds for term in terms)
-    return LoadTrial(amount, holds, terms, 0.0, amount / 10, 100 * amount, 50, 0)
+    return LoadTrial(amount, holds, terms, 0.0, amount / 10, 100 * amount, COUNTS)
 
 
 def test_terms_are_drawn_as_parts_of_their_bounds():

@@ -1,0 +1,31 @@
+"""Reasons of rejections: what kind each is, and whether the load has a part in it."""
+
+from __future__ import annotations
+
+import re
+
+_AT_ANY_LOAD = re.compile(r"\d+ prompt \+ \d+ output tokens exceed |needs \d+ blocks of \d+ tokens; ")
+
+
+def at_any_load(reason: str) -> bool:
+    """Whether a request was rejected for its length alone: by the model, a step, the pool or a ceiling.
+
+    Others are rejected for the load (`--shed-ttft-s`), or because a fleet has lost their replica.
+    """
+    return _AT_ANY_LOAD.match(reason) is not None
+
+
+def kind(reason: str) -> str:
+    """A rejection's reason without the numbers of the one request, so that equal ones can be counted."""
+    reason = re.sub(r"^\d+ prompt \+ \d+ output", "prompt + output", reason)
+    reason = re.sub(r"^predicted TTFT \S+ s", "predicted TTFT", reason)
+    reason = re.sub(
+        r"^needs \d+ blocks of (\d+) tokens; the pool has (\d+)$",
+        r"needs more than the pool's \2 blocks of \1 tokens",
+        reason,
+    )
+    return re.sub(
+        r"^needs \d+ blocks of (\d+) tokens; its tenant may hold (\d+)$",
+        r"needs more than its tenant's \2 blocks of \1 tokens",
+        reason,
+    )
