@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import field_option, gathering
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.machine.gpus import GIB
 from pagecast.sim.machine.memory import HbmBudget, options_of
 from pagecast.sim.scenario import Scenario
@@ -73,8 +74,14 @@ def as_dict(budget: HbmBudget) -> dict[str, Any]:
             "admissible": figures.admissible,
         },
         "sequences": {str(tokens): budget.sequences(tokens) for tokens in LENGTHS},
-        "notes": list(budget.notes),
+        "notes": notes_of(budget),
     }
+
+
+def notes_of(budget: HbmBudget) -> list[str]:
+    """Sentences that qualify a budget; the first is on memory that is missing, where it is."""
+    missing = budget.out_of_memory
+    return [*([] if missing is None else [sentence(missing)]), *budget.notes]
 
 
 def show(budget: HbmBudget) -> None:
@@ -93,7 +100,7 @@ def show(budget: HbmBudget) -> None:
     console.out.print(table)
     console.out.print("* not counted in gpu_memory_utilization: must fit in what that leaves", soft_wrap=True)
     console.out.print(_figures(budget))
-    for note in budget.notes:
+    for note in notes_of(budget):
         console.out.print(f"note: {note}", soft_wrap=True, markup=False)
 
 

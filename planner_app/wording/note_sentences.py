@@ -266,6 +266,13 @@ def _memory_uncertain(f: Mapping[str, Any]) -> str:
     )
 
 
+def _out_of_memory(f: Mapping[str, Any]) -> str:
+    return (
+        f"Does not fit: with {f['limit']} the items lack {f['missing_gib']:.2f} GiB on {f['gpu']}, so that "
+        "the engine is expected to run out of memory at its start, when CUDA graphs are captured."
+    )
+
+
 _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "roofline_costs": _roofline,
     "measured_costs": _measured,
@@ -286,4 +293,5 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "blocks_given": _blocks_given,
     "blocks_beyond_memory": _blocks_beyond_memory,
     "memory_uncertain": _memory_uncertain,
+    "out_of_memory": _out_of_memory,
 }

@@ -22,6 +22,7 @@ from pagecast.sim.machine.gpus import GIB, Gpu
 from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.machine.loaded_weights import MIB, loaded_weight_bytes
 from pagecast.sim.machine.model_facts import ModelFacts
+from pagecast.sim.note import Note
 
 DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 # The driver's context on one GPU, made before an engine measures anything. Measured: H200, CUDA 13.
@@ -45,6 +46,9 @@ _TABLE_ENTRY_BYTES = 4  # one block in a request's block table on the GPU
 _LEAST_BLOCKS = 2  # a usable one and the null block
 # Where a cache has no room but would have with these, they are named as what takes it.
 _USUAL_BLOCK_SIZE, _USUAL_BATCHED_TOKENS = 16, 8192
+
+
+_MARGIN = "margin"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,14 @@ class HbmBudget:
             return 0
         uncertain = UNCERTAIN_BYTES if self.tensor_parallel_size == 1 else ALL_REDUCE_BYTES
         return -(-uncertain // self.layout.block_bytes)
+
+    @property
+    def out_of_memory(self) -> Note | None:
+        """A note where the items do not fit, so the engine runs out of memory at its start; else None."""
+        margin_bytes = next(item.bytes for item in self.items if item.name == _MARGIN)
+        if margin_bytes >= 0:
+            return None
+        return Note("out_of_memory", gpu=self.gpu, limit=self.limit, missing_gib=-margin_bytes / GIB)
 
     def sequences(self, tokens: int) -> int:
         """How many sequences of `tokens` each the KV cache holds at once."""
@@ -217,11 +229,9 @@ def _budget(
     items = (
         *fixed,
         Item("KV cache", kv_bytes, detail),
-        Item("margin", rest, "unused: fragmentation, other processes", counted=False),
+        Item(_MARGIN, rest, "unused: fragmentation, other processes", counted=False),
     )
     notes = list(model.notes)
-    if rest < 0:
-        notes.append("the items do not fit: expect to run out of memory when CUDA graphs are captured")
     if layout.groups > 1:
         notes.append(f"layers keep different windows: {layout.groups} block tables per sequence")
     blocks_each = 0.0

@@ -40,7 +40,7 @@ def notes(
         )
         texts.append(outside(context, recorder.most_tokens, recorder.most_requests, scenario.block_size))
     texts += [_too_long(scenario, longest), windows_note(scenario, blocks_per_block), *_override(scenario)]
-    texts += [memory_note(scenario), _speculation(scenario), _acceptance(scenario, trace)]
+    texts += [*memory_notes(scenario), _speculation(scenario), _acceptance(scenario, trace)]
     texts.append(_without_effect(scenario, trace))
     return tuple(note for note in texts if note)
 
@@ -87,12 +87,15 @@ def _without_effect(scenario: Scenario, trace: Trace) -> str:
     return f"{'; '.join(parts)}." if parts else ""
 
 
-def memory_note(scenario: Scenario) -> Note | None:
-    """A note where a real start may have another number of KV blocks, by more than 10%."""
+def memory_notes(scenario: Scenario) -> Iterator[Note]:
+    """Notes where a real start would run out of memory, or may have over 10% more or fewer KV blocks."""
     budget = scenario.budget()
-    if budget is None or budget.uncertain_blocks <= UNCERTAIN_PART * budget.num_gpu_blocks:
-        return None
-    return Note("memory_uncertain", blocks=budget.num_gpu_blocks, uncertain=budget.uncertain_blocks)
+    if budget is None:
+        return
+    if budget.out_of_memory is not None:
+        yield budget.out_of_memory
+    if budget.uncertain_blocks > UNCERTAIN_PART * budget.num_gpu_blocks:
+        yield Note("memory_uncertain", blocks=budget.num_gpu_blocks, uncertain=budget.uncertain_blocks)
 
 
 def _override(scenario: Scenario) -> Iterator[Note]:

@@ -44,11 +44,11 @@ from pagecast.planner_app.planner.capacity.users import Load, LoadKind, requests
 from pagecast.planner_app.planner.execution.executor import Serial
 from pagecast.planner_app.planner.execution.interface import Executor
 from pagecast.planner_app.planner.slo import Slo, TermVerdict
-from pagecast.planner_app.wording.note_sentences import sentence
+from pagecast.planner_app.wording.note_sentences import sentence, sentences
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import StepCosts
-from pagecast.sim.replay.notes import memory_note
+from pagecast.sim.replay.notes import memory_notes
 from pagecast.sim.replay.replicates import Workload
 from pagecast.sim.replay.resample import resample
 from pagecast.sim.replay.windows import blocks_per_block
@@ -255,7 +255,7 @@ def plan(
         *notes,
         *_notes(trace, work, question, answers, replicates),
         *([replicas_needed.warning] if replicas_needed and replicas_needed.warning else []),
-        *([sentence(memory)] if (memory := memory_note(scenario)) else []),
+        *sentences(memory_notes(scenario)),
         sentence(cost_model.expected_error()),
     )
     return CapacityPlan(

@@ -10,6 +10,7 @@ from pagecast.planner_app.planner.fleet.knobs import KNOBS, fleet_at
 from pagecast.planner_app.planner.served import RequestCounts
 from pagecast.planner_app.planner.slo import Slo, TermVerdict
 from pagecast.planner_app.planner.sweep.space import Point
+from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
@@ -99,8 +100,12 @@ class Trials:
     def _replay(self, point: Point) -> Result:
         scenario = at(self.scenario, point)
         if self.fleet is None:
+            check_memory(scenario)
             return replay(self.trace, scenario, keep_steps=False)
-        return replay_fleet(self.trace, scenario, fleet_at(self.fleet, point), keep_steps=False)
+        fleet = fleet_at(self.fleet, point)
+        for number in range(len(fleet.groups)):
+            check_memory(fleet.group_scenario(number, scenario))
+        return replay_fleet(self.trace, scenario, fleet, keep_steps=False)
 
 
 def _margin(term: TermVerdict) -> float:
@@ -114,6 +119,13 @@ def at(scenario: Scenario, point: Mapping[str, Any]) -> Scenario:
     """The scenario at a point of the space. Errors: BadInput where its fields contradict each other."""
     fields = {name: value for name, value in point.items() if name not in KNOBS}
     return Scenario.make({**scenario.model_dump(), **fields}, "sweep")
+
+
+def check_memory(scenario: Scenario) -> None:
+    """Errors: BadInput where the engine would run out of memory at its start."""
+    budget = scenario.budget()
+    if budget is not None and budget.out_of_memory is not None:
+        raise BadInput(sentence(budget.out_of_memory))
 
 
 def figures_of(result: Result) -> dict[str, Figure]:

@@ -228,7 +228,7 @@ def _misses(
 ) -> list[_Miss]:
     misses = []
     if row["rejected"] > least_rejected:
-        misses.append(_Miss(f"{row['rejected']:,} requests rejected", 1e6))
+        misses.append(_Miss(f"{row['rejected']:,.0f} requests rejected", 1e6))
     if some_meet and not row["meets"]:
         misses.append(_Miss("the SLO is missed", 1e5))
     for criterion, top in best.items():

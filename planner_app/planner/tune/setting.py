@@ -10,7 +10,7 @@ from pagecast.planner_app.planner.capacity import bisection
 from pagecast.planner_app.planner.capacity.envelope import envelope
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.sweep.space import KnobValue
-from pagecast.planner_app.planner.sweep.trial import Figure, at, figures_of
+from pagecast.planner_app.planner.sweep.trial import Figure, at, check_memory, figures_of
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.gpus import GIB
 from pagecast.sim.replay import Result, replay
@@ -51,6 +51,7 @@ class Tuning:
         """Figures by name; only `reason` for a setting that can't run."""
         try:
             scenario = at(self.scenario, {self.knob: setting.value})
+            check_memory(scenario)
             if setting.concurrency:
                 return self.concurrency(scenario)
             result = replay(self.trace, scenario, keep_steps=False)

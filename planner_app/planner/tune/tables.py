@@ -88,12 +88,20 @@ def admits(tuned: TuneResult) -> str:
 
 
 def cannot_run(tuned: TuneResult) -> str:
-    """One line on the settings that can't run: which, and why the last of them can't; empty if all can."""
-    failed = tuned.table[tuned.table["reason"] != ""]
-    if not len(failed):
+    """One line on the settings that can't run; empty if all can.
+
+    Of neighbours it says why the last of them can't: values may be too small, or too large.
+    """
+    groups: list[tuple[list[str], str]] = []
+    before = ""
+    for value, reason in zip(tuned.table[tuned.knob], tuned.table["reason"], strict=True):
+        if reason:
+            values = groups.pop()[0] if before else []
+            groups.append(([*values, shown(value)], reason))
+        before = reason
+    if not groups:
         return ""
-    values = ", ".join(shown(value) for value in failed[tuned.knob])
-    return f"can't run: {tuned.knob} {values}: {failed['reason'].iloc[-1]}"
+    return f"can't run: {tuned.knob} " + "; ".join(f"{', '.join(values)}: {why}" for values, why in groups)
 
 
 def text(name: str, value: Any) -> str:

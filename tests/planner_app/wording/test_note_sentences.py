@@ -8,7 +8,7 @@ from pagecast.planner_app.cli import run as pagecast
 from pagecast.planner_app.wording.note_sentences import sentence, sentences
 from pagecast.sim.note import Note
 from pagecast.sim.replay import replay
-from pagecast.sim.replay.notes import memory_note
+from pagecast.sim.replay.notes import memory_notes
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 
@@ -21,6 +21,7 @@ FIGURES = {
     "sliding_windows": {"model": "m", "blocks_per_block": 1.5},
     "blocks_given": {"blocks": 99, "unused": ("kv_tokens",)},
     "blocks_beyond_memory": {"blocks": 99, "most_blocks": 9, "gpus": 1, "gpu": "g", "model": "m"},
+    "out_of_memory": {"gpu": "L4", "limit": "gpu_memory_utilization 0.95", "missing_gib": 0.19},
     "memory_uncertain": {"blocks": 907, "uncertain": 758},
     "no_acceptance": {"method": "eagle", "drafts": 3},
     "outside_fit": {"tokens": (9000, 8192), "context": (20_000, 16_000, 64_000)},
@@ -60,11 +61,21 @@ def test_a_redrawn_workload_tells_how_much_reuse_is_lost():
 
 def test_an_uncertain_memory_is_pointed_out_where_it_matters():
     large = {"model": "meta-llama/Llama-3.1-70B", "gpu": "H100", "tensor_parallel_size": 2}
-    text = sentence(memory_note(Scenario(**large)))
+    text = " ".join(sentences(memory_notes(Scenario(**large))))
     assert "may have 758 KV blocks more or fewer than the 907 of this forecast (84%)" in text
-    assert memory_note(Scenario(**large, num_gpu_blocks=900)) is None
-    assert memory_note(Scenario()) is None
-    assert memory_note(Scenario(gpu="L4")) in replay(read("chat", limit=5), Scenario(gpu="L4")).notes
+    assert not list(memory_notes(Scenario(**large, num_gpu_blocks=900)))
+    assert not list(memory_notes(Scenario()))
+    assert next(memory_notes(Scenario(gpu="L4"))) in replay(read("chat", limit=5), Scenario(gpu="L4")).notes
+
+
+def test_a_replay_says_that_the_engine_would_run_out_of_memory_at_its_start():
+    full = Scenario(gpu="L4", gpu_memory_utilization=0.95)
+    (text,) = [
+        text for text in sentences(replay(read("chat", limit=5), full).notes) if "Does not fit" in text
+    ]
+    assert "gpu_memory_utilization 0.95" in text and "run out of memory at its start" in text
+    usual = replay(read("chat", limit=5), Scenario(gpu="L4"))
+    assert "Does not fit" not in " ".join(sentences(usual.notes))
 
 
 def test_roofline_costs_name_their_errors():

@@ -6,12 +6,16 @@ from functools import partial
 import pandas as pd
 import pytest
 from pagecast.planner_app.cli import run as pagecast
+from pagecast.planner_app.planner.sweep.question import SweepQuestion
+from pagecast.planner_app.planner.sweep.space import parse_space
+from pagecast.planner_app.planner.sweep.study import sweep
 from pagecast.planner_app.planner.tune.knobs import recommend, tune_block_size, tune_hbm_budget
-from pagecast.planner_app.planner.tune.tables import admits, tables
+from pagecast.planner_app.planner.tune.tables import admits, cannot_run, tables
 from pagecast.planner_app.reports.html_page import plain_figures
 from pagecast.planner_app.reports.tune_report import tune_report
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.replay import replay
 from pagecast.sim.replay.clients import ClosedLoop
 from pagecast.sim.scenario import Scenario
@@ -185,3 +189,30 @@ def test_a_mistake_is_one_line_and_exit_code_2(options, named, capsys):
 def test_a_fixed_cache_is_refused_for_a_budget(chat):
     with pytest.raises(BadInput, match="kv_tokens fixes the KV cache"):
         tune_hbm_budget(chat, Scenario(kv_tokens=1000))
+
+
+def test_a_budget_with_which_the_engine_does_not_start_is_not_recommended(chat):
+    """On an L4, 95% of the memory leaves too little for what vLLM does not count within it."""
+    scenario = Scenario(gpu="L4", costs="roofline")
+    tuned = tune_hbm_budget(chat, scenario, "0.5,0.7,0.9,0.95", concurrency=False, workers=1)
+    reasons = tuned.table.set_index("gpu_memory_utilization")["reason"]
+    assert reasons[0.9] == ""
+    assert reasons[0.95].startswith("Does not fit: with gpu_memory_utilization 0.95 ")
+    assert tuned.recommended == 0.9
+    told = cannot_run(tuned)
+    assert told.startswith("can't run: gpu_memory_utilization 0.5, 0.7: ")
+    assert "; 0.95: Does not fit" in told
+    question = SweepQuestion(chat, scenario, parse_space(["gpu_memory_utilization=0.9,0.95"], scenario))
+    table = sweep(question, workers=1).table
+    assert table["meets"].tolist() == [True, False]
+    assert table["reason"][1].startswith("Does not fit")
+
+
+def test_a_fleet_is_asked_for_the_memory_of_each_group(chat):
+    scenario = Scenario(gpu="L4", costs="roofline", gpu_memory_utilization=0.98)
+    space = parse_space(["max_num_seqs=8,16"], scenario)
+    larger = FleetSettings.make({"groups": [{"scenario": {"gpu": "H200"}}]})
+    table = sweep(SweepQuestion(chat, scenario, space, fleet=larger), workers=1).table
+    assert table["reason"].tolist() == ["", ""]
+    with pytest.raises(BadInput, match="Does not fit"):
+        sweep(SweepQuestion(chat, scenario, space, fleet=FleetSettings.make({})), workers=1)
