@@ -1,9 +1,11 @@
 """The limit that binds: the one that must grow so that the server takes 25% more load.
 
 A load a quarter above the answer is replayed as it is, and with twice of each limit in turn: KV blocks,
-running requests (batch size), tokens per step (token budget), speed (compute). Only the SLO's terms that
-break just above the answer are judged. The limit whose doubling lets them hold binds. If none does alone, it
-is the one that helps most. How full batch, budget and KV cache were is reported with it.
+running requests (batch size), tokens per step (token budget), speed (compute). The terms that break as it is
+are judged, which may be others than just above the answer. The limit whose doubling lets them hold binds. If
+none does alone, it is the one that helps most. Doubling may be too much of it, and break a term that held
+(a batch twice as large takes longer steps): that is said. How full batch, budget and KV cache were is
+reported with it.
 """
 
 from __future__ import annotations
@@ -41,13 +43,16 @@ _HELPS = 0.9  # doubling a limit helps where the worst excess falls below this s
 class LimitTest:
     """A replay with twice of one limit (empty: none): whether the terms judged hold, and the worst of them.
 
-    `excess` is that term's value in multiples of its bound.
+    `excess` is that term's value in multiples of its bound. `breaks` is the worst term that breaks though it
+    holds without help (empty: none), and `breaks_excess` its value in multiples of its bound.
     """
 
     limit: str
     holds: bool
     term: str
     excess: float
+    breaks: str = ""
+    breaks_excess: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +83,12 @@ class Binding:
         if cure.holds:
             text += f"; {_TWICE[cure.limit]} would be enough ({_times(cure)})"
             text += f", and so would {enough}" if enough else ""
-            return text + (f", but not {short}" if short else "")
+            text += f", but not {short}" if short else ""
+            return text + _overdone(cure)
         nearest = min(self.helped, key=lambda pressed: pressed.excess)
         if cure is not nearest:
             return f"{text}; more room alone does not help: {_list(list(self.helped))}"
-        return f"{text}; {_TWICE[cure.limit]} would help most ({_times(cure)}), not {short}"
+        return f"{text}; {_TWICE[cure.limit]} would help most ({_times(cure)}), not {short}{_overdone(cure)}"
 
     @property
     def says(self) -> str:
@@ -93,7 +99,9 @@ class Binding:
 
     def to_dict(self) -> dict[str, Any]:
         """As printed in JSON."""
-        helped = {h.limit: {"holds": h.holds, "excess": h.excess} for h in self.helped}
+        helped = {
+            h.limit: {"holds": h.holds, "excess": h.excess, "breaks": h.breaks or None} for h in self.helped
+        }
         return {
             "limit": self.limit,
             "amount": self.amount,
@@ -105,11 +113,17 @@ class Binding:
         }
 
 
-def binding(question: CapacityQuestion, load: Load, terms: Sequence[str], run: Executor) -> Binding:
-    """Which limit binds at a load that is a quarter beyond the answer, by the terms that break first."""
-    pressures = run.map(partial(_press, question, load, frozenset(terms)), ["", *LIMITS])
-    without, full = pressures[0]
-    helped = tuple(pressed for pressed, _ in pressures[1:])
+def binding(question: CapacityQuestion, load: Load, run: Executor) -> Binding:
+    """Which limit binds at a load that is a quarter beyond the answer, by the terms that break there."""
+    pressures = run.map(partial(_press, question, load), ["", *LIMITS])
+    terms, full = pressures[0]
+    judged = frozenset(term.text for term in terms if not term.holds) or frozenset(
+        term.text for term in terms
+    )
+    without = _test("", terms, judged)
+    helped = tuple(
+        _test(limit, terms, judged) for limit, (terms, _) in zip(LIMITS, pressures[1:], strict=True)
+    )
     amount = load.amount * question.rate if load.kind == "rate" else load.amount
     return Binding(_choose(without, helped), amount, without, helped, full)
 
@@ -140,19 +154,33 @@ def _choose(without: LimitTest, helped: tuple[LimitTest, ...]) -> str:
 
 
 def _press(
-    question: CapacityQuestion, load: Load, terms: frozenset[str], limit: str
-) -> tuple[LimitTest, dict[str, float]]:
+    question: CapacityQuestion, load: Load, limit: str
+) -> tuple[tuple[TermVerdict, ...], dict[str, float]]:
     """Replays the load with twice of `limit`. The shares of `Binding.full` come where `limit` is empty."""
     pressed = _with_twice(question, limit)
     replay = pressed.serve(load, keep_steps=not limit)
-    judged = pressed.judge(load, replay).terms
-    # A term of long loads (`backlog_growth`) does not occur here: `kept_up` stands for it in a short load.
-    looked_at = [term for term in judged if term.text in terms] or [
-        term for term in judged if term.text.startswith("kept_up")
-    ]
-    worst = max(looked_at, key=excess)
     full = {} if limit else _fullness(replay, question.scenario)
-    return LimitTest(limit, all(term.holds for term in looked_at), worst.text, excess(worst)), full
+    # A term of long loads (`backlog_growth`) does not occur here: `kept_up` stands for it in a short load.
+    return pressed.judge(load, replay).terms, full
+
+
+def _test(limit: str, terms: Sequence[TermVerdict], judged: frozenset[str]) -> LimitTest:
+    """The outcome of a replay by the terms `judged`, and which of the others breaks.
+
+    A judged term that does not occur holds: a share served stands only where requests were not.
+    """
+    ours = [term for term in terms if term.text in judged]
+    others = [term for term in terms if term.text not in judged and not term.holds]
+    worst = max(ours, key=excess, default=TermVerdict(min(judged), None, 0.0, True))
+    broken = max(others, key=excess, default=None)
+    return LimitTest(
+        limit,
+        all(term.holds for term in ours),
+        worst.text,
+        excess(worst),
+        "" if broken is None else broken.text,
+        0.0 if broken is None else excess(broken),
+    )
 
 
 def _with_twice(question: CapacityQuestion, limit: str) -> CapacityQuestion:
@@ -209,10 +237,21 @@ def _what(term: str) -> str:
     return f"{name} are" if name == "preemptions" else f"{name} is"
 
 
+def _overdone(cure: LimitTest) -> str:
+    """What a cure breaks that held without it."""
+    if not cure.breaks:
+        return ""
+    return f"; with {_TWICE[cure.limit]} {_what(cure.breaks)} {_multiple(cure.breaks_excess)} the bound"
+
+
 def _times(pressed: LimitTest) -> str:
-    if pressed.excess == float("inf"):
+    return _multiple(pressed.excess)
+
+
+def _multiple(excess: float) -> str:
+    if excess == float("inf"):
         return "without measure"
-    return f"{pressed.excess:,.0f} x" if pressed.excess >= 10 else f"{pressed.excess:.2g} x"
+    return f"{excess:,.0f} x" if excess >= 10 else f"{excess:.2g} x"
 
 
 def _list(pressed: Sequence[LimitTest]) -> str:

@@ -411,7 +411,7 @@ def _answer(
     bound = None
     if run is not None and sure.beyond is not None:
         load = beyond(Load(kind, amount(kind, answer.value), question.think_s), 2 * question.most_users)
-        bound = binding(question, load, [term.text for term in sure.beyond.broken], run)
+        bound = binding(question, load, run)
         replays += len(bound.helped) + 1
     return Answer(
         kind, value, low, high, answer.at_limit, sure.at, sure.beyond, bound, replays, trials, len(draws)

@@ -1,8 +1,8 @@
 """The sentence on the limit that binds: the distance from the level, and which cures help."""
 
 import pytest
+from pagecast.planner_app.planner.capacity import binding as module
 from pagecast.planner_app.planner.capacity.binding import LIMITS, Binding, LimitTest, _choose
-from pagecast.planner_app.planner.capacity.binding import binding as binding_of
 from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion
 from pagecast.planner_app.planner.capacity.users import Load
 from pagecast.planner_app.planner.execution.executor import Serial
@@ -65,7 +65,34 @@ def test_the_share_of_kv_in_use_is_of_what_sequences_may_hold(profile):
         model="google/gemma-3-27b-it", profile=profile, costs="roofline", num_gpu_blocks=8000, max_num_seqs=64
     )
     question = CapacityQuestion(read("chat", limit=150), scenario, Slo.parse("queue_p99<100ms"))
-    tested = binding_of(question, Load("concurrency", 48), ["queue_p99<100ms"], Serial())
+    tested = module.binding(question, Load("concurrency", 48), Serial())
     peak = question.serve(Load("concurrency", 48)).result.summary["peak_kv_usage"]
     assert tested.full["kv"] > 0.5
     assert 0.85 * peak < tested.full["kv_used"] <= peak <= 1
+
+
+def at_16_users(slo):
+    """What binds with 16 users and room for 4 of them at once, whatever broke just above the answer."""
+    scenario = Scenario(max_num_seqs=4, costs="roofline")
+    question = CapacityQuestion(read("chat", limit=120), scenario, Slo.parse(slo), most_requests=120)
+    return module.binding(question, Load("concurrency", 16), Serial())
+
+
+def test_whatever_term_breaks_at_more_load_is_named():
+    """Every term of the SLO is judged there, also where another one broke just above the answer."""
+    for slo in ("ttft_p50<1ms,tpot_p99<1min", "tpot_p99<1min,ttft_p50<1ms"):
+        found = at_16_users(slo)
+        assert found.without.term == "ttft_p50<1ms"
+        assert found.limit != "nothing"
+        assert "at 25% more load ttft_p50 is " in found.says
+    assert at_16_users("ttft_p50<5min,tpot_p99<1min").limit == "nothing"
+
+
+def test_a_cure_that_breaks_another_term_says_so():
+    """Room for more requests at once makes the queue shorter, and each of their steps longer."""
+    found = at_16_users("ttft_p50<2s,tpot_p50<5.8ms")
+    assert found.limit == "batch size"
+    assert "; twice max_num_seqs would be enough (0.65 x)" in found.says
+    assert found.says.endswith("; with twice max_num_seqs tpot_p50 is 1 x the bound")
+    assert found.to_dict()["with_twice"]["batch size"]["breaks"] == "tpot_p50<5.8ms"
+    assert found.to_dict()["with_twice"]["compute"]["breaks"] is None
