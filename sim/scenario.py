@@ -686,6 +686,18 @@ class Scenario(BaseModel):
 
         return choose(self.costs, self.target(), transfer=self.transfer_costs)
 
+    @property
+    def on_roofline(self) -> bool:
+        """Whether its step costs are those of the roofline, chosen or for want of others."""
+        from pagecast.sim.costs.calibration.choose import ROOFLINE
+
+        return self.step_costs().name == ROOFLINE
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether its GPU sends anything to others: to those of its replica, or to other ranks."""
+        return self.tensor_parallel_size > 1 or self.moe_data_parallel_size > 1
+
     def target(self) -> Target:
         """The target of step costs: `engine`, or the engine that a profile is named after."""
         from pagecast.sim.costs.calibration.target import Target
@@ -768,6 +780,13 @@ _NEEDS = (
         "a mixture of experts",
         lambda own, _: find_model(own.model).moe is not None,
     ),
+    _Need(
+        ("enable_expert_parallel",),
+        "several GPUs and measured operations",
+        lambda own, _: find_model(own.model).moe is None or (own.has_peers and not own.on_roofline),
+    ),
+    _Need(("host_time_factor",), "measured operations", lambda own, _: not own.on_roofline),
+    _Need(("gpu_link_gb_per_s",), "several GPUs", lambda own, _: own.has_peers),
 )
 
 

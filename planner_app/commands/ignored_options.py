@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from pagecast.sim.core.errors import BadInput
 
+WITHOUT_DRAWS = "is for the draws behind intervals: give --replicates N as well"
+
 
 def refuse_options(values: Mapping[str, object], reason: str) -> None:
     """Refuses the first option that is given.

@@ -10,7 +10,7 @@ import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.bounds import MOST_REPLICATES, MOST_WORKERS
 from pagecast.planner_app.commands.fleet_options import FleetGiven, with_fleet
-from pagecast.planner_app.commands.ignored_options import refuse_options
+from pagecast.planner_app.commands.ignored_options import WITHOUT_DRAWS, refuse_options
 from pagecast.planner_app.commands.scenario_options import (
     ScenarioArguments,
     TraceArgument,
@@ -139,6 +139,8 @@ def plan_command(
         )
     else:
         refuse_options({"most-replicas": most_replicas}, "is for a fleet: give --router NAME as well")
+        if replicates == 0:
+            refuse_options({"fixed-workload": fixed_workload or None}, WITHOUT_DRAWS)
     if emit is None:
         refuse_options({"out": out}, "is the file for --emit: give --emit FORM as well")
     if report is not None:

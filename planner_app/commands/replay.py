@@ -12,6 +12,7 @@ import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.bounds import MOST_REPLICATES
 from pagecast.planner_app.commands.fleet_options import FleetGiven, with_fleet
+from pagecast.planner_app.commands.ignored_options import WITHOUT_DRAWS, refuse_options
 from pagecast.planner_app.commands.replay_view import show
 from pagecast.planner_app.commands.scenario_options import (
     ScenarioArguments,
@@ -63,6 +64,8 @@ def replay_command(
     throughput, prefix hits and KV pressure."""
     if kv_events and out is None:
         raise BadInput("--kv-events writes into the replay's folder: give --out FOLDER as well")
+    if not replicates:
+        refuse_options({"fixed-workload": fixed_workload or None}, WITHOUT_DRAWS)
     if report is not None:
         ready("--report", report)
     if perfetto is not None:

@@ -41,7 +41,7 @@ def notes(
         texts.append(outside(context, recorder.most_tokens, recorder.most_requests, scenario.block_size))
     texts += [_too_long(scenario, longest), windows_note(scenario, blocks_per_block), *_override(scenario)]
     texts += [*memory_notes(scenario), _speculation(scenario), _acceptance(scenario, trace)]
-    texts.append(_without_effect(scenario, trace))
+    texts.append(idle_note(scenario, trace))
     return tuple(note for note in texts if note)
 
 
@@ -77,7 +77,7 @@ def _acceptance(scenario: Scenario, trace: Trace) -> Note | None:
     return Note("no_acceptance", method=config.method, drafts=config.num_speculative_tokens)
 
 
-def _without_effect(scenario: Scenario, trace: Trace) -> str:
+def idle_note(scenario: Scenario, trace: Trace) -> str:
     """One text on all fields that are given and change nothing; empty where there are none."""
     parts = []
     for names, need in scenario.without_effect(trace.requests):

@@ -48,7 +48,7 @@ from pagecast.planner_app.wording.note_sentences import sentence, sentences
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import StepCosts
-from pagecast.sim.replay.notes import memory_notes
+from pagecast.sim.replay.notes import idle_note, memory_notes
 from pagecast.sim.replay.replicates import Workload
 from pagecast.sim.replay.resample import resample
 from pagecast.sim.replay.windows import blocks_per_block
@@ -256,6 +256,7 @@ def plan(
         *_notes(trace, work, question, answers, replicates),
         *([replicas_needed.warning] if replicas_needed and replicas_needed.warning else []),
         *sentences(memory_notes(scenario)),
+        *([idle] if (idle := idle_note(scenario, work)) else []),
         sentence(cost_model.expected_error()),
     )
     return CapacityPlan(

@@ -47,6 +47,15 @@ def test_a_plan_of_one_replica_refuses_a_fleets_bound(capsys: pytest.CaptureFixt
     assert "--most-replicas is for a fleet" in refused([*PLAN, "--most-replicas", "64"], capsys)
 
 
+@pytest.mark.parametrize("command", [["replay", "nowhere"], [*PLAN, "--replicates", "0"]])
+def test_a_fixed_workload_without_draws_is_refused(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refused([*command, "--fixed-workload"], capsys) == (
+        "pagecast: --fixed-workload is for the draws behind intervals: give --replicates N as well\n"
+    )
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

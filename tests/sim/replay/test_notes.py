@@ -56,7 +56,7 @@ def idle(columns: dict[str, object] | None = None, **fields) -> list[str]:
     """What the notes of a short replay say of fields without effect."""
     trace = read("chat", limit=3)
     trace = replace(trace, requests=trace.requests.assign(**(columns or {})))
-    scenario = Scenario(costs="roofline", **fields)
+    scenario = Scenario(**{"costs": "roofline", **fields})
     notes = map(sentence, replay(trace, scenario).notes)
     return [note for note in notes if "no effect" in note]
 
@@ -108,7 +108,27 @@ def idle(columns: dict[str, object] | None = None, **fields) -> list[str]:
         (
             {"enable_expert_parallel": True},
             "enable_expert_parallel has no effect without a mixture of experts",
-            {"model": "Qwen/Qwen3-30B-A3B"},
+            {"model": "Qwen/Qwen3-30B-A3B", "costs": "measured", "tensor_parallel_size": 2},
+        ),
+        (
+            {"enable_expert_parallel": True, "model": "Qwen/Qwen3-30B-A3B", "tensor_parallel_size": 2},
+            "enable_expert_parallel has no effect without several GPUs and measured operations",
+            {"costs": "measured"},
+        ),
+        (
+            {"enable_expert_parallel": True, "model": "Qwen/Qwen3-30B-A3B"},
+            "enable_expert_parallel has no effect without several GPUs and measured operations",
+            {"costs": "measured", "tensor_parallel_size": 2},
+        ),
+        (
+            {"host_time_factor": 1.5},
+            "host_time_factor has no effect without measured operations",
+            {"costs": "measured"},
+        ),
+        (
+            {"gpu_link_gb_per_s": 16.0},
+            "gpu_link_gb_per_s has no effect without several GPUs",
+            {"tensor_parallel_size": 2},
         ),
     ],
 )
