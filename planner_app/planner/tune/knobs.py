@@ -193,7 +193,10 @@ def recommend(table: pd.DataFrame, knob: str, thrifty_is_more: bool) -> tuple[Kn
     ran = table[table["reason"] == ""] if len(table) else table
     if not len(ran):
         return None, table["reason"].iloc[0] if len(table) else "nothing was tried"
-    rows: list[dict[str, Any]] = ran.to_dict("records")  # type: ignore[assignment]
+    served = ran[ran["completed"] > 0]
+    if not len(served):
+        return None, "no request is served at any of these values"
+    rows: list[dict[str, Any]] = served.to_dict("records")  # type: ignore[assignment]
     criteria = CRITERIA["block_size" if knob == "block_size" else "hbm"]
     best = {each: _best(each, rows) for each in criteria}
     good = min(row["rejected"] for row in rows), any(row["meets"] for row in rows)

@@ -116,6 +116,7 @@ def rows(**columns):
         "ttft_mean_s": 0.1,
         "e2e_mean_s": 1.0,
         "static_concurrency": 64,
+        "completed": 100,
     }
     return pd.DataFrame({name: [value] * count for name, value in plain.items()} | columns)
 
@@ -216,3 +217,11 @@ def test_a_fleet_is_asked_for_the_memory_of_each_group(chat):
     assert table["reason"].tolist() == ["", ""]
     with pytest.raises(BadInput, match="Does not fit"):
         sweep(SweepQuestion(chat, scenario, space, fleet=FleetSettings.make({})), workers=1)
+
+
+@pytest.mark.parametrize("tune", [tune_block_size, tune_hbm_budget])
+def test_no_value_is_recommended_at_which_nothing_is_served(tune):
+    scenario = Scenario(model="Qwen/Qwen3-0.6B", costs="roofline", max_model_len=10)
+    tuned = tune(read("chat", limit=25), scenario, workers=1)
+    assert tuned.recommended is None
+    assert tuned.reason == "no request is served at any of these values"
