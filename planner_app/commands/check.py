@@ -72,7 +72,7 @@ def check_command(
     findings = [*judge.levels(file, result), *judge.limits(file, figures)]
     facts = _facts(file, trace, result)
     counts = RequestCounts.of(result.requests)
-    notes = [counts.says] if counts.says else []
+    notes = [counts.sentence] if counts.sentence else []
     if before is not None or write_baseline is None:
         notes.extend(_notes(file, before, facts["costs"]))
     notes.extend((*trace.notes, facts["expected_error"]))

@@ -109,8 +109,8 @@ def _show(work: Trace, scenario: Scenario, level: Slo, sizes: Sequence[FleetSize
     console.out.print(f"SLO: {level.text}", soft_wrap=True)
     console.out.print(_table(sizes))
     for size in sizes:
-        if size.counts.says:
-            console.out.print(f"{size.router}: {size.counts.says}", soft_wrap=True, markup=False)
+        if size.counts.sentence:
+            console.out.print(f"{size.router}: {size.counts.sentence}", soft_wrap=True, markup=False)
     for note in _notes(sizes):
         console.out.print(f"note: {note}", soft_wrap=True, markup=False)
     replays = counted(sum(size.replays for size in sizes), "replay")

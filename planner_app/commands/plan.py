@@ -268,12 +268,10 @@ def show(result: CapacityPlan) -> None:
     if any(answer.value is not None for answer in result.answers.values()):
         console.out.print(_table(result))
     if result.replicas is not None:
-        text = (
-            f"replicas: {result.replicas.says}, if sessions are spread evenly and each keeps to its replica"
-        )
-        console.out.print(text, soft_wrap=True)
+        spread = "if sessions are spread evenly and each keeps to its replica"
+        console.out.print(f"replicas: {result.replicas.sentence}, {spread}", soft_wrap=True)
     if result.cost is not None:
-        console.out.print(f"cost: {result.cost.says}", soft_wrap=True)
+        console.out.print(f"cost: {result.cost.sentence}", soft_wrap=True)
     for answer in result.answers.values():
         for line in _lines(answer):
             console.out.print(line, soft_wrap=True)
@@ -316,22 +314,22 @@ def _lines(answer: Answer) -> list[str]:
 
     title = _TITLES[answer.kind]
     if answer.value is None or answer.at is None:
-        return [f"{title}: none; {answer.says}"]
+        return [f"{title}: none; {answer.sentence}"]
     lines = [f"{title}: at {shown(answer.kind, answer.value)} {', '.join(map(judgment, answer.at.terms))}"]
-    if answer.at.counts.says:
-        lines.append(f"  {answer.at.counts.says}")
-    if answer.says:
-        lines.append(f"  {answer.says}")
+    if answer.at.counts.sentence:
+        lines.append(f"  {answer.at.counts.sentence}")
+    if answer.sentence:
+        lines.append(f"  {answer.sentence}")
     if answer.beyond is not None:
         broken = " and ".join(
             f"{judgment(term)}, not {_bound_of(term.text)}" for term in answer.beyond.broken
         )
-        counts = answer.beyond.counts.says
+        counts = answer.beyond.counts.sentence
         lines.append(
             f"  at {shown(answer.kind, answer.beyond.amount)} {broken}" + (f": {counts}" if counts else "")
         )
     if answer.binding is not None:
-        lines.append(f"  {answer.binding.says}")
+        lines.append(f"  {answer.binding.sentence}")
         full = answer.binding.full
         lines.append(
             f"  at that load the batch is full {full['batch']:.0%} of the time, the token budget "

@@ -58,24 +58,19 @@ class RequestCounts:
         return 1 - self.unserved / count if count else 1.0
 
     @property
-    def says(self) -> str:
+    def sentence(self) -> str:
         """How the requests ended; empty where all completed."""
         if self.completed == self.requests:
             return ""
         parts = [f"{self.completed:,} completed"]
         if self.rejected:
             always = self.rejected_at_any_load
-            parts.append(
-                f"{self.rejected:,} were rejected" + (f" ({always:,} at any load)" if always else "")
-            )
+            parts.append(f"{self.rejected:,} rejected" + (f" ({always:,} at any load)" if always else ""))
         if self.cancelled:
             early = self.unserved - (self.rejected - self.rejected_at_any_load)
-            parts.append(
-                f"{self.cancelled:,} were cancelled"
-                + (f" ({early:,} before the first token)" if early else "")
-            )
-        *first, last = parts
-        return f"of {counted(self.requests, 'request')} {', '.join(first)} and {last}"
+            early_text = f" ({early:,} before the first token)" if early else ""
+            parts.append(f"{self.cancelled:,} cancelled{early_text}")
+        return f"of {counted(self.requests, 'request')} {', '.join(parts)}"
 
     def to_dict(self) -> dict[str, Any]:
         """As printed in JSON."""

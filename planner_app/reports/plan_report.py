@@ -38,15 +38,15 @@ def _lead(result: CapacityPlan) -> str:
         if answer.binding is not None and answer.binding.limit != NOTHING:
             parts[-1] += f", bound by {answer.binding.limit}"
     if result.replicas is not None:
-        parts.append(result.replicas.says)
+        parts.append(result.replicas.sentence)
     if result.cost is not None:
-        parts.append(result.cost.says)
+        parts.append(result.cost.sentence)
     return f"{server}, while {result.slo.text} holds: {'; '.join(parts)}. {result.rejects}".strip()
 
 
 def _cards(result: CapacityPlan) -> list[SummaryCard]:
     cards = [
-        SummaryCard(TITLES[answer.kind], _value(answer), _interval(answer).strip(" ()") or answer.says)
+        SummaryCard(TITLES[answer.kind], _value(answer), _interval(answer).strip(" ()") or answer.sentence)
         for answer in result.answers.values()
     ]
     if result.replicas is not None:
@@ -83,9 +83,9 @@ def _answer(answer: Answer) -> Section:
     figures = [charts.terms_by_load(answer.tried, unit, *bounds)]
     if answer.kind != "rate":  # of a rate beyond what is served, tokens per second are asked for, not given
         figures.append(charts.throughput_by_load(answer.tried, unit, *bounds))
-    why = [answer.says] if answer.says else []
+    why = [answer.sentence] if answer.sentence else []
     if answer.binding is not None:
-        why.append(f"{answer.binding.says}.")
+        why.append(f"{answer.binding.sentence}.")
     return Section(TITLES[answer.kind], [*figures, _sides(answer, unit, " ".join(why))])
 
 
@@ -97,7 +97,7 @@ def _sides(answer: Answer, unit: str, why: str) -> HtmlTable:
     offered = "requests/s offered" if answer.kind == "rate" else unit
     header = ("", offered, *terms, "requests/s served", "output tokens/s", "preemptions per request")
     highlights = frozenset(at for at, (_, outcome) in enumerate(outcomes) if not outcome.holds)
-    counts = [f"{name}: {outcome.counts.says}." for name, outcome in outcomes if outcome.counts.says]
+    counts = [f"{name}: {outcome.counts.sentence}." for name, outcome in outcomes if outcome.counts.sentence]
     return HtmlTable("", header, rows, " ".join([why, *counts]).strip(), highlights)
 
 

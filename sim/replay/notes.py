@@ -72,7 +72,7 @@ def _speculation(scenario: Scenario) -> Note | None:
 def _acceptance(scenario: Scenario, trace: Trace) -> Note | None:
     """Nothing says how many draft tokens are accepted, as in a config copied from vLLM's command line."""
     config = scenario.speculation
-    if config is None or config.says_acceptance or ACCEPTED in trace.requests:
+    if config is None or config.has_acceptance or ACCEPTED in trace.requests:
         return None
     return Note("no_acceptance", method=config.method, drafts=config.num_speculative_tokens)
 

@@ -133,7 +133,7 @@ class SpeculativeConfig(BaseModel):
         return drafts
 
     @property
-    def says_acceptance(self) -> bool:
+    def has_acceptance(self) -> bool:
         """Whether a field gives the acceptance; without one, every draft token is rejected."""
         ways = (self.acceptance, self.synthetic_acceptance_rates, self.synthetic_acceptance_length)
         return any(way is not None for way in ways)

@@ -28,7 +28,7 @@ class Admissible:
     users: int
     low: float | None
     high: float | None
-    says: str
+    sentence: str
 
 
 def envelope_of(view: PageView, trace: Trace) -> Envelope | None:
@@ -103,12 +103,12 @@ def concurrency_job(
         progress=lambda done: progress((done, total, "searches")),
     ).concurrency
     assert result is not None
-    return Admissible(int(result.value or 0), result.low, result.high, _says(result))
+    return Admissible(int(result.value or 0), result.low, result.high, _sentence(result))
 
 
-def _says(answer: Answer) -> str:
-    if answer.says:
-        return answer.says
+def _sentence(answer: Answer) -> str:
+    if answer.sentence:
+        return answer.sentence
     broken = " and ".join(term.text for term in answer.beyond.broken) if answer.beyond else ""
     text = f"one more user breaks {broken}" if broken else ""
     return f"{text}; {answer.binding.limit} binds" if answer.binding and text else text

@@ -129,8 +129,8 @@ def _concurrency(results: ViewResults, base: _Base) -> Card:
     room, answer = envelope_of(results.view, results.trace), results.admissible
     against = base.admissible
     text = "" if room is None else f"static envelope {room.concurrency:,}: {room.binding} binds"
-    if answer and answer.says:
-        text = f"{answer.says}; {text}"
+    if answer and answer.sentence:
+        text = f"{answer.sentence}; {text}"
     value = float(answer.users) if answer else None if room is None else float(room.concurrency)
     terms = [term for terms in results.verdicts.values() for term in terms]
     return Card(

@@ -91,7 +91,7 @@ class Binding:
         return f"{text}; {_TWICE[cure.limit]} would help most ({_times(cure)}), not {short}{_overdone(cure)}"
 
     @property
-    def says(self) -> str:
+    def sentence(self) -> str:
         """The limit and the reason, in one sentence."""
         if self.without.holds:
             return f"nothing binds there: {self.why}"

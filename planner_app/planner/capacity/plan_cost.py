@@ -37,7 +37,7 @@ class PlanCost:
         }
 
     @property
-    def says(self) -> str:
+    def sentence(self) -> str:
         """One sentence."""
         parts = []
         if self.usd_per_hour is None:

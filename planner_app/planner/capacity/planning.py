@@ -89,14 +89,14 @@ class Answer:
     draws: int = 0
 
     @property
-    def says(self) -> str:
+    def sentence(self) -> str:
         """Why it is no more than that, in a sentence; empty where the next load breaks a term as usual."""
         if self.value is None and self.beyond is not None:
             least = "one user alone" if self.kind != "rate" else f"{self.beyond.amount:.2g} requests/s"
             terms = " and ".join(
                 f"{term.text} can't be kept: {judgment(term)}" for term in self.beyond.broken
             )
-            counts = self.beyond.counts.says
+            counts = self.beyond.counts.sentence
             return f"{terms} with {least}" + (f": {counts}" if counts else "")
         if self.at_limit and self.value is not None:
             return f"the SLO still holds at {shown(self.kind, self.value)}, the most that was tried"
@@ -110,7 +110,7 @@ class Answer:
             "high": self.high,
             "at_limit": self.at_limit,
             "draws": self.draws,
-            "says": self.says,
+            "says": self.sentence,
             "at": _outcome(self.at),
             "beyond": _outcome(self.beyond),
             "binding": self.binding.to_dict() if self.binding else None,

@@ -52,7 +52,7 @@ class Replicas:
         return max(self.high * self.each_low / self.requests_per_s - 1, 0.0)
 
     @property
-    def says(self) -> str:
+    def sentence(self) -> str:
         """One sentence."""
         alone = f"{_number(self.requests_per_s)} requests/s take {counted(self.count, 'replica')}"
         if self.low is not None:

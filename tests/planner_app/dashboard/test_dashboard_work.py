@@ -104,7 +104,7 @@ def test_the_baseline_gets_its_concurrency_too_once_the_views_own_is_in():
     for slot in (admissible.POINT, admissible.INTERVAL):
         results.put(admissible.key(view, slot), answer)
     _until(lambda: refining._ask(own, view, trace)[admissible.BASE] is not None)
-    assert admissible.known_of(pinned).users == 0 and "can't be kept" in admissible.known_of(pinned).says
+    assert admissible.known_of(pinned).users == 0 and "can't be kept" in admissible.known_of(pinned).sentence
 
 
 def test_a_search_that_is_stopped_is_not_waited_for():

@@ -59,8 +59,8 @@ def test_a_plan_says_what_it_is_for_how_far_to_trust_it_and_what_was_not_served(
     printed = capsys.readouterr().out
     first = "chat: 60 requests on Qwen/Qwen3-8B, replicas of 1 x L40S, profile vllm, costs roofline"
     assert printed.splitlines()[0] == first
-    assert "cost: of 60 requests 58 completed and 2 were rejected" in printed
-    assert "session: of 60 requests 58 completed and 2 were rejected" in printed
+    assert "cost: of 60 requests 58 completed, 2 rejected" in printed
+    assert "session: of 60 requests 58 completed, 2 rejected" in printed
     assert [f"note: {note}" for note in answer["notes"]] == [
         line for line in printed.splitlines() if line.startswith("note: ")
     ]

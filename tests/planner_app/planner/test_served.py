@@ -78,11 +78,10 @@ def test_requests_that_are_too_long_at_any_load_are_left_out_and_counted():
     assert Slo.parse("ttft_max<1s").verdict(table[:6]).holds
     counts = RequestCounts.of(table)
     assert counts == RequestCounts(9, 5, 2, 1, 2, 2)
-    assert counts.says == (
-        "of 9 requests 5 completed, 2 were rejected (1 at any load) "
-        "and 2 were cancelled (1 before the first token)"
+    assert counts.sentence == (
+        "of 9 requests 5 completed, 2 rejected (1 at any load), 2 cancelled (1 before the first token)"
     )
-    assert RequestCounts.of(table[:5]).says == ""
+    assert RequestCounts.of(table[:5]).sentence == ""
 
 
 @pytest.mark.parametrize(
@@ -168,8 +167,8 @@ def test_the_plan_of_a_command_tells_how_requests_ended(tmp_path, capsys):
     assert run([*command, "--shed-ttft-s", "0.5"]) == 0
     text = capsys.readouterr().out
     assert "5 of 240 requests (2.1%) are rejected at any load" in text
-    assert " completed and " in text
-    assert " were rejected (" in text
+    assert " completed, " in text
+    assert " rejected (" in text
     assert run([*command, "--shed-ttft-s", "0.5", "--json"]) == 0
     at = json.loads(capsys.readouterr().out)["rate"]["at"]
     assert at["completed"] + at["rejected"] + at["cancelled"] == at["requests"]

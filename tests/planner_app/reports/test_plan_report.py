@@ -106,5 +106,5 @@ def test_replicas_and_what_is_never_served_stand_first():
         read("chat", limit=40), scenario, level, kinds=["rate"], replicates=0, explain=False, most_requests=40
     )
     lead = plan_report(plans).split("<h2>")[0]
-    assert plans.replicas is not None and plans.replicas.says in lead
+    assert plans.replicas is not None and plans.replicas.sentence in lead
     assert "are rejected at any load" in lead

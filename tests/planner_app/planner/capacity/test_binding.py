@@ -41,7 +41,7 @@ def test_speed_that_is_not_the_nearest_binds_only_for_want_of_room_that_helps():
 
 def test_a_term_within_its_bound_binds_nothing():
     bound = binding("nothing", 0.64, 0.5, 0.6, 0.64, 0.3, held=True)
-    assert bound.says == "nothing binds there: at 25% more load ttft_p99 is 0.64 x the bound, within it"
+    assert bound.sentence == "nothing binds there: at 25% more load ttft_p99 is 0.64 x the bound, within it"
     assert _choose(bound.without, bound.helped) == "nothing"
 
 
@@ -84,7 +84,7 @@ def test_whatever_term_breaks_at_more_load_is_named():
         found = at_16_users(slo)
         assert found.without.term == "ttft_p50<1ms"
         assert found.limit != "nothing"
-        assert "at 25% more load ttft_p50 is " in found.says
+        assert "at 25% more load ttft_p50 is " in found.sentence
     assert at_16_users("ttft_p50<5min,tpot_p99<1min").limit == "nothing"
 
 
@@ -92,7 +92,7 @@ def test_a_cure_that_breaks_another_term_says_so():
     """Room for more requests at once makes the queue shorter, and each of their steps longer."""
     found = at_16_users("ttft_p50<2s,tpot_p50<5.8ms")
     assert found.limit == "batch size"
-    assert "; twice max_num_seqs would be enough (0.65 x)" in found.says
-    assert found.says.endswith("; with twice max_num_seqs tpot_p50 is 1 x the bound")
+    assert "; twice max_num_seqs would be enough (0.65 x)" in found.sentence
+    assert found.sentence.endswith("; with twice max_num_seqs tpot_p50 is 1 x the bound")
     assert found.to_dict()["with_twice"]["batch size"]["breaks"] == "tpot_p50<5.8ms"
     assert found.to_dict()["with_twice"]["compute"]["breaks"] is None

@@ -213,7 +213,7 @@ def test_preemptions_are_held_to_their_rate():
     assert users[0].value == 7
     assert [term.text for term in users[0].beyond.broken] == ["preemptions<=0"]
     assert (users[1].value, users[1].at_limit) == (64, True)
-    assert users[1].says == "the SLO still holds at 64 users, the most that was tried"
+    assert users[1].sentence == "the SLO still holds at 64 users, the most that was tried"
 
 
 def test_the_batch_size_binds_where_requests_wait_for_a_place():

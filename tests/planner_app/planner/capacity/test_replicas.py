@@ -27,7 +27,7 @@ def test_a_rate_that_goes_into_it_evenly_takes_no_replica_more():
 def test_the_interval_is_of_the_rate_of_one():
     answer = replicas(100.0, 10.0, (8.0, 12.5), 1)
     assert (answer.low, answer.count, answer.high) == (8, 10, 13)
-    assert answer.says == (
+    assert answer.sentence == (
         "100 requests/s take 10 replicas (90%: 8 to 13), 10 requests/s each at most; "
         "13 at the low end (8/s, 4% spare)"
     )
@@ -38,7 +38,7 @@ def test_the_interval_is_of_the_rate_of_one():
 
 def test_a_low_end_with_little_to_spare_is_pointed_out():
     tight, roomy = replicas(8.0, 13.2, (8.23, 18.3), 4), replicas(8.0, 13.2, (9.2, 18.3), 4)
-    assert tight.says == (
+    assert tight.sentence == (
         "8 requests/s take 1 replica, 4 GPUs, 13.2 requests/s each at most; "
         "1 at the low end (8.23/s, 3% spare)"
     )
@@ -47,7 +47,7 @@ def test_a_low_end_with_little_to_spare_is_pointed_out():
 
 
 def test_gpus_are_told_where_a_replica_has_several():
-    assert "take 1 replica, 4 GPUs, 8 requests/s each" in replicas(5.0, 8.0, (None, None), 4).says
+    assert "take 1 replica, 4 GPUs, 8 requests/s each" in replicas(5.0, 8.0, (None, None), 4).sentence
 
 
 SMALL = [
