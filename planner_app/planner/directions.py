@@ -35,6 +35,8 @@ _MORE = (
 )
 _LESS = (
     "rejected",
+    "rejected_at_any_load",
+    "unserved",
     "rejected_reasons.*",
     "cancelled",
     "makespan_s",

@@ -154,7 +154,7 @@ def test_tune_maps_the_grid_and_recommends_with_a_reason():
     figure = grid_map(table, "TTFT p99", (0.9, 16))
     assert updates[-1][0] == updates[-1][1] == len(table)
     assert sum(text is not None for row in figure.data[0].text for text in row) == len(table)
-    row = table[(table["block_size"] == 32)].iloc[-1]
+    row = table[(table["block_size"] == 32) & (table["reason"] == "")].iloc[-1]
     alone = view.scenario().model_copy(
         update={"block_size": 32, "gpu_memory_utilization": row["gpu_memory_utilization"]}
     )

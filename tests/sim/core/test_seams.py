@@ -94,6 +94,9 @@ class LeastFrequentlyUsed:
     def next(self) -> FreePiece:
         return min((piece for piece in self.pieces if piece.evictable()), key=lambda piece: piece.run.uses)
 
+    def at_once(self, piece: FreePiece) -> int:
+        return piece.evictable()
+
     def __iter__(self) -> Iterator[FreePiece]:
         return iter(self.pieces)
 
