@@ -25,12 +25,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from pagecast.planner_app.planner.served import ENDLESS, latencies
+from pagecast.planner_app.planner.served import ENDLESS, RequestCounts, latencies
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result
 
 LATENCIES = ("ttft", "tpot", "e2e", "queue", "prefill", "decode")
 _ITL = "itl"  # replays have its statistics, but no value for each request
+SERVED = 0.95  # least share of the offered requests that must get a first token, whatever an SLO bounds
 UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _ALLOWED = (
     f"a term is like ttft_p99<2s or goodput(ttft<2s,tpot<50ms)>0.99, of {', '.join(LATENCIES)}, "
@@ -152,9 +153,15 @@ class Slo:
         return cls(",".join(parts), tuple(_term(part) for part in parts))
 
     def verdict(self, source: Result | pd.DataFrame | Figures) -> Verdict:
-        """Judges a replay, a table of its requests, or figures. Errors: BadInput where figures don't tell."""
+        """Judges a replay, a table of its requests, or figures. Errors: BadInput where figures don't tell.
+
+        Where requests were not served, the share that was is a term as well, unless goodput bounds it.
+        """
         table = source.requests if isinstance(source, Result) else source
         terms = tuple(term.judge(table) for term in self.terms)
+        bounds_share = any(isinstance(term, Goodput) for term in self.terms)
+        if terms and not bounds_share and isinstance(table, pd.DataFrame):
+            terms += served_terms(table)
         return Verdict(all(term.holds for term in terms), terms)
 
     def good(self, requests: pd.DataFrame) -> npt.NDArray[np.bool_]:
@@ -169,6 +176,15 @@ class Slo:
             else:
                 bounds.append((term.latency, term.bound_s, term.inclusive))
         return Goodput(self.text, tuple(bounds), 0.0, True).good(requests)
+
+
+def served_terms(requests: pd.DataFrame) -> tuple[TermVerdict, ...]:
+    """The term on the share of the offered requests that were served; none where all were."""
+    counts = RequestCounts.of(requests)
+    if not counts.unserved:
+        return ()
+    share = counts.served_share
+    return (TermVerdict(f"served>={SERVED}", share, SERVED, share >= SERVED),)
 
 
 def _percentile(values: npt.NDArray[np.float64], percent: float) -> float:

@@ -160,6 +160,6 @@ def verdicts_of(view: PageView, result: Result) -> Verdicts:
         return {}
     verdicts: dict[str, list[tuple[str, bool]]] = {}
     for term in Slo.parse(view["slo"]).verdict(result).terms:
-        what = re.split(r"[_(]", term.text)[0]
+        what = re.split(r"[_(>]", term.text)[0]
         verdicts.setdefault(what, []).append((term.text, term.holds))
     return {what: tuple(terms) for what, terms in verdicts.items()}

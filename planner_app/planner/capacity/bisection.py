@@ -22,7 +22,7 @@ from pagecast.planner_app.planner.capacity import lasting
 from pagecast.planner_app.planner.capacity.lasting import Lasting, LongLoad
 from pagecast.planner_app.planner.capacity.users import Load, LoadKind, LoadReplay, requests_per_s, serve
 from pagecast.planner_app.planner.served import RequestCounts
-from pagecast.planner_app.planner.slo import Slo, TermVerdict
+from pagecast.planner_app.planner.slo import Slo, TermVerdict, served_terms
 from pagecast.sim.costs.calibration.draw import draw
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay.replicates import Workload
@@ -34,7 +34,6 @@ GRID = 1.01  # factor between neighbouring rates
 MOST_STEPS = 925
 MOST_USERS = 8192
 KEPT_UP = 0.95  # least share of the offered requests that must end in a short load
-SERVED = 0.95  # least share of the offered requests that must get a first token, whatever the SLO bounds
 GROWTH = 0.08  # most growth of the requests in the server, from the second third of a long load to the last
 CONFIDENCE = 0.9
 _SEEDS = 1_000_003  # distance between the seeds of two plans, so that no two share a draw's seed
@@ -327,24 +326,17 @@ class CapacityQuestion:
         )
 
     def judge(self, load: Load, served: LoadReplay) -> LoadTrial:
-        """The outcome of a load from its replay: SLO, preemptions (`concurrency` only), `kept_up`, `served`.
-
-        A term on the share served stands only where requests were not.
-        """
+        """The outcome of a load from its replay: SLO, preemptions (`concurrency` only) and `kept_up`."""
         requests = served.measured
-        counts = RequestCounts.of(requests)
         not_rejected = requests[requests["state"] != "rejected"]
         preempted = float(not_rejected["preemptions"].sum()) / max(len(not_rejected), 1)
-        terms = self.slo.verdict(requests).terms
+        terms = self.slo.verdict(requests).terms if self.slo.terms else served_terms(requests)
         if load.kind == "concurrency":
             text, most = f"preemptions<={self.max_preemption_rate:g}", self.max_preemption_rate
             terms = (*terms, TermVerdict(text, preempted, most, preempted <= most))
         if served.kept_up is not None:
             kept_up = served.kept_up
             terms = (*terms, TermVerdict(f"kept_up>={KEPT_UP}", kept_up, KEPT_UP, kept_up >= KEPT_UP))
-        if counts.unserved:
-            share = counts.served_share
-            terms = (*terms, TermVerdict(f"served>={SERVED}", share, SERVED, share >= SERVED))
         endings, seconds = served.ended, served.seconds
         return LoadTrial(
             amount=load.amount * self.rate if load.kind == "rate" else load.amount,
@@ -353,7 +345,7 @@ class CapacityQuestion:
             preemption_rate=preempted,
             requests_per_s=len(endings) / seconds if seconds else 0.0,
             output_tokens_per_s=float(endings["output_tokens"].sum()) / seconds if seconds else 0.0,
-            counts=counts,
+            counts=RequestCounts.of(requests),
         )
 
     def judge_lasted(self, load: Load, lasted: LongLoad) -> LoadTrial:

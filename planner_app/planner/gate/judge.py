@@ -114,7 +114,7 @@ def levels(file: CheckFile, result: Result) -> list[Finding]:
     for text, value, bound, holds in file.slo.verdict(result).terms:
         sign = next(sign for sign in ("<=", ">=", "<", ">") if sign in text[text.rfind(")") + 1 :])
         name, _, bound_text = text.rpartition(sign)
-        unit = "share" if name.startswith("goodput") else "time_s"
+        unit = "share" if name.startswith(("goodput", "served")) else "time_s"
         why = "" if value is None else "" if holds else _off(value, bound)
         numbers = {"value": value, "min" if sign.startswith(">") else "max": bound}
         findings.append(

@@ -20,6 +20,7 @@ from pagecast.sim.replay import replay
 from pagecast.sim.replay.rejections import at_any_load
 from pagecast.sim.replay.replicates import summary_figures
 from pagecast.sim.scenario import Scenario
+from pagecast.traces.read import read
 from pagecast.traces.schema import Trace
 from pagecast.traces.write import write
 
@@ -56,16 +57,49 @@ def test_a_percentile_is_infinite_where_more_requests_than_it_leaves_out_were_no
     table = requests([SERVED] * 96 + [lost] * 4)
     for name in ("ttft", "e2e", "queue"):
         verdict = Slo.parse(f"{name}_p90<6s,{name}_p97<6s,{name}_mean<6s,{name}_max<6s").verdict(table)
-        assert [term.holds for term in verdict.terms] == [True, False, False, False]
+        assert [term.holds for term in verdict.terms] == [True, False, False, False, True]
         assert np.isfinite(verdict.terms[0].value)
-        assert [term.value for term in verdict.terms[1:]] == [np.inf] * 3
+        assert [term.value for term in verdict.terms[1:-1]] == [np.inf] * 3
     assert Slo.parse("tpot_p99<20ms").verdict(table).holds  # the pace of those that were served
 
 
 def test_a_percentile_between_a_served_and_an_unserved_request_is_infinite():
     table = requests([SERVED] * 3 + [SHED])
     terms = Slo.parse("ttft_p66<1s,ttft_p67<1s").verdict(table).terms
-    assert [term.value for term in terms] == [0.5, np.inf]
+    assert [term.value for term in terms[:2]] == [0.5, np.inf]
+
+
+def test_an_slo_needs_most_requests_to_be_served_whatever_it_bounds():
+    """TPOT is of the requests that were served, so a bound on it alone holds where nearly all are shed."""
+    few, most = (requests([SERVED] * served + [SHED] * (100 - served)) for served in (94, 95))
+    slo = Slo.parse("tpot_p99<20ms")
+    assert not slo.verdict(few).holds
+    assert [term.text for term in slo.verdict(few).broken] == ["served>=0.95"]
+    assert slo.verdict(most).holds
+    assert Slo.parse("tpot_p99<20ms,goodput(tpot<20ms)>0.5").verdict(few).holds
+
+
+@pytest.mark.parametrize("command", ["plan", "sweep", "tune"])
+def test_no_command_recommends_what_serves_few(command, tmp_path, capsys):
+    trace = read("chat", limit=80)
+    trace.requests["cancel_after_s"] = 0.02  # nobody waits longer for a first token
+    path = tmp_path / "impatient.parquet"
+    write(trace, str(path))
+    scenario = ["--gpu", "L4", "--costs", "roofline", "--slo", "tpot_p95<1s", "--workers", "1", "--json"]
+    options = {
+        "plan": ["plan", str(path), "--router", "round-robin", "--most-replicas", "1"],
+        "sweep": ["sweep", str(path), "--set", "max_num_seqs=8,64", "--price", "L4=1"],
+        "tune": ["tune", "block-size", str(path), "--values", "16,32"],
+    }
+    code = run([*options[command], *scenario])
+    answer = json.loads(capsys.readouterr().out)
+    if command == "plan":
+        assert code == 1
+        assert answer["routers"][0]["replicas"] is None
+    elif command == "sweep":
+        assert answer["cheapest"] is None
+    else:
+        assert not any(row["meets"] for row in answer["settings"])
 
 
 def test_a_client_that_leaves_after_the_first_token_has_its_ttft_and_no_e2e():
