@@ -96,13 +96,16 @@ class Builder:
     def _feed_index(self, events: EventIndex, member: Member, clock: Callable[[], int]) -> None:
         """Tells an index what a member stores and evicts."""
         scenario = member.scenario
+        remedy = self._parts.without_events
         if self._block_size not in (0, scenario.block_size):
-            raise BadInput("an index fed by events needs one block size; use --index approximate")
+            raise BadInput(
+                f"an index fed by events needs one block size; give all groups the same, or {remedy}"
+            )
         self._block_size = scenario.block_size
         try:
             member.scheduler.memory.watch(events.feed(member.number, clock))
         except BadInput as error:
             raise BadInput(
                 f"an index fed by events can't follow {scenario.model} under the profile "
-                f"{scenario.profile}: {error}; use --index approximate"
+                f"{scenario.profile}: {error}; {remedy}"
             ) from None

@@ -35,7 +35,7 @@ from pagecast.sim.fleet.view import View
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.folder import replacing, save
 from pagecast.sim.replay.metrics import prefix_lookup_s, request_table
-from pagecast.sim.replay.notes import notes, windows_note
+from pagecast.sim.replay.notes import notes, scenario_notes
 from pagecast.sim.replay.offloading_figures import offloading_figures
 from pagecast.sim.replay.recorder import request_frame
 from pagecast.sim.replay.replicates import ChangeCosts
@@ -293,8 +293,9 @@ class _FleetRun:
         busiest = max(self.fleet.members, key=lambda member: member.recorder.ended)
         engine_blocks = busiest.engine_blocks_per_block
         remarks = notes(self.trace, busiest.scenario, busiest.costs, table, busiest.recorder, engine_blocks)
-        others: list[str | None] = [member.costs.expected_error() for member in kinds]
-        others += [windows_note(member.scenario, member.engine_blocks_per_block) for member in kinds]
+        others: list[str] = [member.costs.expected_error() for member in kinds]
+        for member in kinds:
+            others += scenario_notes(self.trace, member.scenario, table, member.engine_blocks_per_block)
         return remarks + tuple(note for note in dict.fromkeys(others) if note and note not in remarks)
 
     def _add_peaks(

@@ -29,7 +29,6 @@ def notes(
 ) -> tuple[str, ...]:
     """Notes of the trace's reader, of the costs, and on where the scenario leaves what is known."""
     texts: list[str | None] = [*trace.notes, costs.expected_error()]
-    longest = int((table["input_tokens"] + table["output_tokens"]).max())
     outside = getattr(costs, "outside", None)
     if outside is not None:
         accepted_rows = table[table["state"] != "rejected"]
@@ -39,9 +38,24 @@ def notes(
             else 0
         )
         texts.append(outside(context, recorder.most_tokens, recorder.most_requests, scenario.block_size))
-    texts += [_too_long(scenario, longest), windows_note(scenario, blocks_per_block), *_override(scenario)]
-    texts += [*memory_notes(scenario), _speculation(scenario), _acceptance(scenario, trace)]
-    texts.append(idle_note(scenario, trace))
+    texts += scenario_notes(trace, scenario, table, blocks_per_block)
+    return tuple(note for note in texts if note)
+
+
+def scenario_notes(
+    trace: Trace, scenario: Scenario, table: pd.DataFrame, blocks_per_block: float
+) -> tuple[str, ...]:
+    """Notes on where a scenario leaves what is known, whatever its costs are."""
+    longest = int((table["input_tokens"] + table["output_tokens"]).max())
+    texts = [
+        _too_long(scenario, longest),
+        _windows(scenario, blocks_per_block),
+        *_override(scenario),
+        *memory_notes(scenario),
+        _speculation(scenario),
+        _acceptance(scenario, trace),
+        idle_note(scenario, trace),
+    ]
     return tuple(note for note in texts if note)
 
 
@@ -52,7 +66,7 @@ def _too_long(scenario: Scenario, longest: int) -> Note | None:
     return Note("beyond_model_length", model=scenario.model, longest_tokens=longest, model_tokens=most)
 
 
-def windows_note(scenario: Scenario, blocks_per_block: float) -> Note | None:
+def _windows(scenario: Scenario, blocks_per_block: float) -> Note | None:
     """A note on windows of which only the mean is modelled: `blocks_per_block` as in `replay.windows`."""
     if blocks_per_block == 1.0 or scenario.limits(blocks_per_block).groups:
         return None

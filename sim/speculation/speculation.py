@@ -51,7 +51,7 @@ class Speculation:
         self._gaps = array("q")  # nanoseconds between outputs of a request, for all that had tokens before
         self._latest: dict[int, int] = {}
         self._rates = config.rates()
-        self._seed = seed
+        self._seed = seed % 2**63  # as `_PLACE` takes it
         self._ahead = ahead
         self._recorded = recorded
 

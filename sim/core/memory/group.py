@@ -171,9 +171,16 @@ class FullGroup:
         if not hit.pieces:
             return
         last, _, _ = hit.pieces[-1]
-        for run in list(last.children or ()):
-            if run.writer is not None and run.writer.generating:
-                self._catch_up(run.writer)
+        children = last.children
+        if not children:
+            return
+        # A prompt that all begin with has a child per request, and few of these still generate.
+        if len(children) < len(self._requests):
+            writers = [run.writer for run in children if run.writer is not None and run.writer.generating]
+        else:
+            writers = [each for each in self._requests if any(run.parent is last for run in each.own)]
+        for writer in writers:
+            self._catch_up(writer)
 
     def may_find_more(self, request: Request, hit: GroupHit) -> bool:
         """Whether the hit may grow while others only generate: one of them writes the next segment."""

@@ -114,11 +114,10 @@ class BlockPool:
         """Takes `n` blocks with content in eviction order, and appends them to `blocks`."""
         eviction = self.eviction
         next_piece = eviction.next if self._fair is None else self._fair.in_turn().__next__
-        leaves_first = eviction.leaves_first
         while n:
             piece = next_piece()
             run = piece.run
-            most = piece.high - piece.low if leaves_first else eviction.at_once(piece)
+            most = eviction.at_once(piece)
             if n < most:
                 most = n
             n -= most

@@ -15,6 +15,7 @@ import json
 import re
 import sys
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -149,13 +150,16 @@ def _file(source: Path, family: SourceFamily, engine: str, version: str) -> Path
     return None
 
 
-def _order(version: str) -> tuple[tuple[int, ...], int, int]:
-    """Orders versions as 1.3.0rc20, 1.3.0, 1.3.0.post1, 1.3.1. Errors: ValueError for another form."""
-    parts = re.fullmatch(r"(\d+(?:\.\d+)*)(?:\.?(rc|post)(\d+))?", version)
+def _order(version: str) -> tuple[tuple[int, ...], float, int]:
+    """Orders versions as 1.3.0rc20, 1.3.0rc20.post1, 1.3.0, 1.3.0.post1, 1.3.1.
+
+    Errors: ValueError for another form.
+    """
+    parts = re.fullmatch(r"(\d+(?:\.\d+)*)(?:\.?rc(\d+))?(?:\.?post(\d+))?", version)
     if parts is None:
         raise ValueError(f"{version!r} is no version such as 1.3.0, 1.3.0rc20 or 1.3.0.post1")
-    release, stage, number = parts.groups()
-    return tuple(map(int, release.split("."))), ("rc", None, "post").index(stage), int(number or 0)
+    release, candidate, post = parts.groups()
+    return tuple(map(int, release.split("."))), float(candidate or inf), int(post or 0)
 
 
 def _grid(frame: pd.DataFrame, family: SourceFamily) -> tuple[list[list[Any]], dict[str, list[int]], Any]:

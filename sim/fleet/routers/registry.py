@@ -67,13 +67,17 @@ class RouterKind:
 
 @dataclass
 class Parts:
-    """Parts of a router. `events` is the index that the replicas' events go to, where there is one."""
+    """Parts of a router. `events` is the index that the replicas' events go to, where there is one.
+
+    `without_events`: what to do where replicas have no such events.
+    """
 
     rng: Random
     options: dict[str, Any]
     prefixes: KnownPrefixes | None
     events: EventIndex | None
     metrics_period_ns: int
+    without_events: str = "use --index approximate"
 
     @property
     def known(self) -> KnownPrefixes:
@@ -170,6 +174,9 @@ def make(settings: RouterSettings, seed: int, block_size: int) -> tuple[Router, 
     if kind.index_of(settings) == "events":
         parts.events = EventIndex(delay_ns=round((settings.index_delay_s or 0.0) * NS))
         parts.prefixes = EventPrefixes(parts.events, block_size)
+        mode = settings.options.get("mode")
+        if mode in kind.mode_indexes:
+            parts.without_events = f"choose another mode than {mode}"
     elif kind.index is not None:  # in a mode without an index it stays empty
         ttl_s = settings.index_ttl_s or kind.index_ttl_s
         guess = ApproximateIndex(

@@ -9,6 +9,7 @@ import pytest
 import simpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pagecast.planner_app.wording.note_sentences import sentences
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import DecodeLine
@@ -620,3 +621,21 @@ def test_windows_of_which_the_mean_is_modelled_are_told_whichever_group_they_are
         fleet = FleetSettings.make({"groups": groups})
         told = [note.code for note in replay_fleet(read("chat", limit=30), scenario, fleet).notes]
         assert told.count("sliding_windows") == groups.count(windowed)
+
+
+def test_notes_are_on_every_kind_of_replica():
+    tight = {"gpu_memory_utilization": 0.999, "swap_gb_per_s": 3.0}
+    groups = (ReplicaGroup(name="a", replicas=2), ReplicaGroup(name="b", scenario=tight))
+    result = replay_fleet(read("chat", limit=20), Scenario(costs="roofline"), FleetSettings(groups=groups))
+    text = " ".join(sentences(result.notes))
+    assert "Does not fit: with gpu_memory_utilization 0.999" in text
+    assert "swap_gb_per_s has no effect" in text
+
+
+@pytest.mark.parametrize("fields", [{"block_size": 32}, {"profile": "sglang"}])
+def test_a_mode_that_needs_events_says_what_to_do_without_them(fields):
+    router = RouterSettings(policy="production-stack", options={"mode": "kvaware"})
+    groups = (ReplicaGroup(name="a"), ReplicaGroup(name="b", scenario=fields))
+    settings = FleetSettings(groups=groups, router=router)
+    with pytest.raises(BadInput, match="choose another mode than kvaware"):
+        replay_fleet(read("chat", limit=5), Scenario(costs="roofline"), settings)

@@ -160,3 +160,9 @@ def test_the_workload_adds_to_what_the_costs_leave_open():
     drawn = Study(trace, scenario, workload=resample).spread(20, workers=1)
     key = "e2e_s.mean"
     assert drawn.high[key] - drawn.low[key] > 1.5 * (fixed.high[key] - fixed.low[key])
+
+
+def test_any_seed_is_taken_with_speculation_too():
+    scenario = Scenario.make({"speculative_config": "eagle:3:0.6", "seed": 1_785_000_000_000_000_000})
+    spread = Study(read("chat", limit=20), scenario, scenario.seed).spread(2, workers=1)
+    assert spread.low["speculation.num_accepted_tokens"] > 0

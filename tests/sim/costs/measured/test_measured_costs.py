@@ -34,11 +34,11 @@ def test_packed_times_come_back_within_a_twentieth_of_a_percent():
 
 @pytest.mark.parametrize(
     ("version", "source"),
-    [("1.3.0rc20", "1.3.0rc9"), ("1.3.0", "1.3.0"), ("1.3.1", "1.3.0.post1"), ("1.2.9", None)],
+    [("1.3.0rc20", "1.3.0rc9.post1"), ("1.3.0", "1.3.0"), ("1.3.1", "1.3.0.post1"), ("1.2.9", None)],
 )
 def test_an_operation_comes_from_the_newest_version_that_is_no_newer(tmp_path, version, source):
     family = FAMILIES["gemm"]
-    for name in ("1.3.0rc9", "1.3.0", "1.3.0.post1", "1.10.0", "1.3.0rc21"):
+    for name in ("1.3.0rc9", "1.3.0rc9.post1", "1.3.0", "1.3.0.post1", "1.10.0", "1.3.0rc21"):
         folder = tmp_path / family.folder / "trtllm" / name
         folder.mkdir(parents=True)
         (folder / f"{family.file}_perf.parquet").touch()
