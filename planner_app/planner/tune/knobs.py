@@ -6,7 +6,8 @@
 Larger blocks have shorter tables and fewer lookups; smaller ones find more prefixes and waste less in a
 sequence's last block. More HBM for KV holds more prefixes and more requests; less leaves room for others.
 The recommendation is the furthest setting in the thrifty direction (larger blocks, less HBM) that costs
-nothing worth mention: see `CRITERIA`.
+nothing worth mention: see `CRITERIA`. Times and hits are of the requests that were served, and so are
+compared only among settings that lose the fewest requests (`LOST`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.sweep.space import KnobValue, parse_space, shown
 from pagecast.planner_app.planner.tune.setting import Setting, Tuning
 from pagecast.planner_app.wording.note_sentences import sentence
-from pagecast.planner_app.wording.quantities import seconds
+from pagecast.planner_app.wording.quantities import counted, seconds
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -52,6 +53,7 @@ HITS = Criterion("reused_prefix_tokens", "hit tokens", True, 0.01)
 TTFT = Criterion("ttft_mean_s", "mean TTFT", False, 0.05)
 E2E = Criterion("e2e_mean_s", "mean E2E", False, 0.02)  # not TPOT: that is short where many wait and few run
 ROOM = Criterion("static_concurrency", "room for requests at once", True, 0.01)
+LOST = ("rejected", "unserved")  # counts of which a recommended setting has no more than the best has
 CRITERIA = {"block_size": (HITS, ROOM, TTFT, E2E), "hbm": (HITS, TTFT, E2E)}
 
 
@@ -198,9 +200,11 @@ def recommend(table: pd.DataFrame, knob: str, thrifty_is_more: bool) -> tuple[Kn
         return None, "no request is served at any of these values"
     rows: list[dict[str, Any]] = served.to_dict("records")  # type: ignore[assignment]
     criteria = CRITERIA["block_size" if knob == "block_size" else "hbm"]
-    best = {each: _best(each, rows) for each in criteria}
-    good = min(row["rejected"] for row in rows), any(row["meets"] for row in rows)
-    misses = [_misses(row, best, *good) for row in rows]
+    least = {name: min(row[name] for row in rows) for name in LOST}
+    equal = [row for row in rows if not _lost(row, least)]
+    best = {each: _best(each, equal) for each in criteria}
+    some_meet = any(row["meets"] for row in rows)
+    misses = [_lost(row, least) or _misses(row, best, some_meet) for row in rows]
     order = range(len(rows) - 1, -1, -1) if thrifty_is_more else range(len(rows))
     choice = next((at for at in order if not misses[at]), None)
     if choice is None:
@@ -226,12 +230,18 @@ def _best(criterion: Criterion, rows: Sequence[dict[str, Any]]) -> float | None:
     return float(max(values) if criterion.more_is_better else min(values))
 
 
-def _misses(
-    row: dict[str, Any], best: dict[Criterion, float | None], least_rejected: int, some_meet: bool
-) -> list[_Miss]:
+def _lost(row: dict[str, Any], least: dict[str, int]) -> list[_Miss]:
+    """Whether more requests are lost than at the best of all values. Its times and hits are of fewer then."""
+    return [
+        _Miss(f"{counted(int(row[name]), 'request')} {name}", 1e6 * (row[name] - count))
+        for name, count in least.items()
+        if row[name] > count
+    ]
+
+
+def _misses(row: dict[str, Any], best: dict[Criterion, float | None], some_meet: bool) -> list[_Miss]:
+    """The figures in which a value that loses no more requests than others falls short of them."""
     misses = []
-    if row["rejected"] > least_rejected:
-        misses.append(_Miss(f"{row['rejected']:,.0f} requests rejected", 1e6))
     if some_meet and not row["meets"]:
         misses.append(_Miss("the SLO is missed", 1e5))
     for criterion, top in best.items():

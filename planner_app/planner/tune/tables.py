@@ -11,6 +11,7 @@ from pagecast.planner_app.planner.tune.setting import WAITING
 from pagecast.planner_app.wording.quantities import seconds
 
 _TIMES = (
+    "unserved",
     "ttft_mean_s",
     "ttft_p99_s",
     "tpot_mean_s",
@@ -29,6 +30,7 @@ _BLOCKS = (
     "lookup_s",
 )
 _HBM = ("kv_gib", "reused_prefix_tokens", "token_hit_rate", "evicted_blocks", "preemptions", "rejected")
+_WHERE_SOME = ("unserved",)  # columns that are left out where all values are 0
 _TABLES = ("tail_waste_share", "table_entries", "lookup_blocks", "lookup_s")
 TITLES = {
     "reused_prefix_tokens": "hit tokens",
@@ -47,6 +49,7 @@ TITLES = {
     "evicted_blocks": "evicted",
     "preemptions": "preempted",
     "rejected": "rejected",
+    "unserved": "unserved",
     "admissible_concurrency": "admits (closed loop)",
     "static_concurrency": "static envelope",
     "static_limit": "which binds",
@@ -63,9 +66,10 @@ def tables(tuned: TuneResult) -> list[tuple[list[str], list[list[str]]]]:
 
 
 def _table(tuned: TuneResult, columns: tuple[str, ...]) -> tuple[list[str], list[list[str]]]:
-    names = [name for name in columns if name in tuned.table]
+    ran = tuned.table[tuned.table["reason"] == ""]
+    names = [name for name in columns if name in ran and (name not in _WHERE_SOME or ran[name].any())]
     rows = []
-    for row in tuned.table[tuned.table["reason"] == ""].to_dict("records"):
+    for row in ran.to_dict("records"):
         star = "*" if row[tuned.knob] == tuned.recommended else ""
         rows.append([f"{star}{shown(row[tuned.knob])}", *(cell(name, row) for name in names)])
     return [tuned.knob.replace("_", " "), *(TITLES[name] for name in names)], rows

@@ -110,6 +110,7 @@ def rows(**columns):
     count = len(next(iter(columns.values())))
     plain = {
         "rejected": 0,
+        "unserved": 0,
         "meets": True,
         "reason": "",
         "reused_prefix_tokens": 1000,
@@ -129,6 +130,9 @@ def rows(**columns):
         ({"static_concurrency": [64, 63, 62]}, 16, "32 would mean 1.6% less room for requests at once"),
         ({"meets": [True, True, False]}, 32, "64 would mean the SLO is missed"),
         ({"rejected": [0, 0, 3]}, 32, "64 would mean 3 requests rejected"),
+        ({"rejected": [0, 0, 1], "unserved": [0, 0, 0]}, 32, "64 would mean 1 request rejected."),
+        ({"unserved": [0, 0, 1], "ttft_mean_s": [0.2, 0.2, 0.1]}, 32, "64 would mean 1 request unserved."),
+        ({"unserved": [9, 2, 5], "rejected": [0, 1, 1]}, 32, "1 request rejected."),
         ({"reused_prefix_tokens": [1000, 1000, 1000]}, 64, "Nothing larger that runs was tried"),
         ({"reused_prefix_tokens": [1000, 900, 500], "ttft_mean_s": [0.2, 0.1, 0.1]}, 32, "is a compromise"),
     ],
@@ -138,6 +142,30 @@ def test_the_largest_block_that_costs_nothing_is_recommended(columns, best, sent
     value, reason = recommend(table, "block_size", thrifty_is_more=True)
     assert value == best
     assert sentence in reason
+
+
+def test_a_budget_that_serves_fewer_requests_is_not_recommended_for_its_shorter_times():
+    """Two long prompts come at once. The small cache holds one, and the other's client leaves."""
+    columns = {
+        "arrival_s": [20.0 * (number // 2) for number in range(10)],
+        "input_tokens": [30_000] * 10,
+        "output_tokens": [1000] * 10,
+        "cancel_after_s": [float("nan"), 4.0] * 5,
+    }
+    trace, scenario = Trace("pairs", table(columns)), Scenario(costs="roofline")
+    tuned = tune_hbm_budget(trace, scenario, "0.16,0.5", concurrency=False, workers=1)
+    assert tuned.table["ttft_mean_s"].is_monotonic_increasing
+    assert tuned.table["unserved"].tolist() == [5, 0]
+    assert tuned.recommended == 0.5
+    assert "0.16 would mean 5 requests unserved." in tuned.reason
+    header, cells = tables(tuned)[-1]
+    at = header.index("unserved")
+    assert [row[at] for row in cells] == ["5", "0"]
+
+
+def test_there_is_no_column_of_unserved_requests_where_all_are_served(chat):
+    tuned = tune_hbm_budget(chat, Scenario(costs="roofline"), "0.6,0.9", concurrency=False, workers=1)
+    assert all("unserved" not in header for header, _ in tables(tuned))
 
 
 def test_workers_change_nothing_and_a_stopped_tuning_has_what_is_done(chat):
