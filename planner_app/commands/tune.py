@@ -149,6 +149,6 @@ def show(tuned: TuneResult) -> None:
         console.out.print()
     for line in filter(None, (admits(tuned), cannot_run(tuned))):
         console.out.print(line, soft_wrap=True)
-    console.out.print(f"recommended: {tuned.reason}", soft_wrap=True)
+    console.out.print(f"recommended: {tuned.reason}" if tuned.recommends else tuned.reason, soft_wrap=True)
     for note in (*tuned.notes, tuned.expected_error):
         console.out.print(f"note: {note}", soft_wrap=True)

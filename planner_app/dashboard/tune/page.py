@@ -68,7 +68,8 @@ def _curves(own: Session, view: PageView, trace: Trace) -> None:
     for column, (knob, tuned) in zip(st.columns(2), curves.items(), strict=True):
         with column:
             if tuned is not None:
-                st.markdown(f"**{_KNOBS[knob]}: {plain(tuned.recommended)}.** {plain(tuned.reason)}")
+                value = f": {plain(tuned.recommended)}" if tuned.recommends else ""
+                st.markdown(f"**{_KNOBS[knob]}{value}.** {plain(tuned.reason)}")
             elif not failed(f"tune-{knob}"):
                 show_progress(f"tune-{knob}", _KNOBS[knob])
     for column, tuned in zip(st.columns(2), curves.values(), strict=True):

@@ -62,7 +62,8 @@ class TuneResult:
     """`table` has a row per value of `knob`, with the figures of `Tuning.run`; one value is recommended.
 
     Further columns are `meets`, `reason` (why the setting can't run), and, where it was asked for,
-    `admissible_concurrency` and `admissible_at_limit`. `recommended` is None where no setting can run.
+    `admissible_concurrency` and `admissible_at_limit`. `recommended` is None where `recommends` is False, and
+    where it is the default (`none`).
     `costs` names the step costs of all settings, and `expected_error` says how far they may be off.
     `complete` is False where it was stopped.
     """
@@ -78,6 +79,11 @@ class TuneResult:
     complete: bool = True
     costs: str = ""
     expected_error: str = ""
+
+    @property
+    def recommends(self) -> bool:
+        """Whether a value is recommended; if not, `reason` says why."""
+        return len(_candidates(self.table)) > 0
 
 
 def tune_block_size(
@@ -192,13 +198,13 @@ def recommend(table: pd.DataFrame, knob: str, thrifty_is_more: bool) -> tuple[Kn
 
     Rows of `table` ascend by the knob.
     """
-    ran = table[table["reason"] == ""] if len(table) else table
-    if not len(ran):
-        return None, table["reason"].iloc[0] if len(table) else "nothing was tried"
-    served = ran[ran["completed"] > 0]
-    if not len(served):
-        return None, "no request is served at any of these values"
-    rows: list[dict[str, Any]] = served.to_dict("records")  # type: ignore[assignment]
+    if not len(table):
+        return None, "nothing was tried"
+    if (table["reason"] != "").all():
+        return None, table["reason"].iloc[0]
+    rows: list[dict[str, Any]] = _candidates(table).to_dict("records")  # type: ignore[assignment]
+    if not rows:
+        return None, "no request completes at any of these values"
     criteria = CRITERIA["block_size" if knob == "block_size" else "hbm"]
     least = {name: min(row[name] for row in rows) for name in LOST}
     equal = [row for row in rows if not _lost(row, least)]
@@ -213,6 +219,12 @@ def recommend(table: pd.DataFrame, knob: str, thrifty_is_more: bool) -> tuple[Kn
         value = rows[at][knob]
         return value, f"{knob} {shown(value)} is a compromise, for no value is best in all: {reasons}."
     return rows[choice][knob], _reason(rows, misses, choice, knob, thrifty_is_more, criteria)
+
+
+def _candidates(table: pd.DataFrame) -> pd.DataFrame:
+    """The values at which some request completes: only these can be recommended."""
+    ran = table[table["reason"] == ""] if len(table) else table
+    return ran[ran["completed"] > 0] if len(ran) else ran
 
 
 class _Miss(NamedTuple):

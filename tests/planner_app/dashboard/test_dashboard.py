@@ -378,6 +378,17 @@ def test_the_tune_page_shows_progress_and_then_the_map_and_a_reason():
     assert not test.error
 
 
+def test_the_tune_page_recommends_nothing_where_no_request_completes():
+    test = page("tune", requests=20, slo="", max_model_len=10)
+    until = time.monotonic() + 60
+    while not any("no request completes" in mark.value for mark in test.markdown):
+        assert time.monotonic() < until
+        time.sleep(0.3)
+        test.run()
+    (text, *_) = (mark.value for mark in test.markdown if "no request completes" in mark.value)
+    assert text.endswith(".** no request completes at any of these values") and "None" not in text
+
+
 def test_a_long_replay_shows_progress_and_can_be_stopped_and_begun_again(app):
     test = app(trace=GENERATED, requests=20_000, seed=9)
     assert not test.metric and not test.exception

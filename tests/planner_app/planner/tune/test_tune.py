@@ -248,8 +248,26 @@ def test_a_fleet_is_asked_for_the_memory_of_each_group(chat):
 
 
 @pytest.mark.parametrize("tune", [tune_block_size, tune_hbm_budget])
-def test_no_value_is_recommended_at_which_nothing_is_served(tune):
+def test_no_value_is_recommended_at_which_nothing_completes(tune):
     scenario = Scenario(model="Qwen/Qwen3-0.6B", costs="roofline", max_model_len=10)
     tuned = tune(read("chat", limit=25), scenario, workers=1)
-    assert tuned.recommended is None
-    assert tuned.reason == "no request is served at any of these values"
+    assert tuned.recommended is None and not tuned.recommends
+    assert tuned.reason == "no request completes at any of these values"
+
+
+def test_a_reason_not_to_recommend_is_no_recommendation(tmp_path, capsys):
+    pytest.importorskip("plotly")
+    page = tmp_path / "tune.html"
+    options = ["--values", "16,32", "--static", "--costs", "roofline", "--max-model-len", "10"]
+    command = ["tune", "block-size", "chat", "--limit", "5", *options, "--report", str(page)]
+    assert pagecast(command) == 0
+    printed = capsys.readouterr().out
+    assert "\nno request completes at any of these values\n" in printed and "recommended:" not in printed
+    written = page.read_text(encoding="utf-8")
+    assert "No request completes at any of these values. Served on" in written
+    assert "Recommended block_size" not in written
+
+
+def test_the_default_can_be_recommended(chat):
+    tuned = tune_hbm_budget(chat, Scenario(costs="roofline"), "none", concurrency=False, workers=1)
+    assert tuned.recommended is None and tuned.recommends
