@@ -17,6 +17,7 @@ from pagecast.planner_app.planner.gate import baseline as baselines
 from pagecast.planner_app.planner.gate import judge
 from pagecast.planner_app.planner.gate.baseline import Baseline
 from pagecast.planner_app.planner.gate.check_file import CheckFile, load_check
+from pagecast.planner_app.planner.gate.figures import bounded, check_names
 from pagecast.planner_app.planner.gate.judge import Finding
 from pagecast.planner_app.planner.served import RequestCounts
 from pagecast.planner_app.reports.gate_files import write_junit, write_markdown
@@ -67,12 +68,12 @@ def check_command(
     trace = load_trace(file.trace_name(), file.scenario, **file.reading())
     before = baselines.load(baseline, trace, file) if baseline is not None else None
     result = replay(trace, file.scenario, keep_steps=False)
-    figures = judge.figures_of(result)
-    judge.check_names(file, figures)
+    figures = bounded(result)
+    check_names(file, figures)
     findings = [*judge.levels(file, result), *judge.limits(file, figures)]
     facts = _facts(file, trace, result)
     counts = RequestCounts.of(result.requests)
-    notes = [counts.sentence] if counts.sentence else []
+    notes = [*filter(None, [counts.sentence]), *judge.unserved_in_limits(file, figures)]
     if before is not None or write_baseline is None:
         notes.extend(_notes(file, before, facts["costs"]))
     notes.extend((*trace.notes, facts["expected_error"]))
@@ -80,7 +81,9 @@ def check_command(
         if workers is None and result.summary["wall_s"] * file.check.draws < _SHORT_S:
             workers = 1
         with executor(workers, cluster) as run:
-            findings += _compare(file, trace, result, before, write_baseline, run)
+            regressions, left_out = _compare(file, trace, result, before, write_baseline, run)
+        findings += regressions
+        notes = [*left_out, *notes]
     if junit is not None:
         write_junit(junit, str(scenario), findings, time.perf_counter() - start, facts)
     if markdown is not None:
@@ -104,8 +107,11 @@ def _compare(
     before: Baseline | Scenario | None,
     into: Path | None,
     run: Executor,
-) -> list[Finding]:
-    """Draws today's figures, and the baseline's where it is a scenario; keeps today's where asked to."""
+) -> tuple[list[Finding], list[str]]:
+    """Draws today's figures, and the baseline's where it is a scenario; keeps today's where asked to.
+
+    Returns findings and notes on the comparison.
+    """
     count = file.check.draws
     if isinstance(before, Baseline) and into is None:
         count = min(count, before.draws)
@@ -114,11 +120,13 @@ def _compare(
     if into is not None:
         baselines.write(baselines.make(trace, file, str(result.summary["costs"]), after), into)
     if before is None:
-        return []
+        return [], []
     if isinstance(before, Scenario):
         with console.progress("the baseline's", count) as update:
-            return judge.regressions(file, baselines.draws(trace, before, count, run, update), after)
-    return judge.regressions(file, before.figures, after)
+            old = baselines.draws(trace, before, count, run, update)
+    else:
+        old = before.figures
+    return judge.regressions(file, old, after), judge.unserved_in_regressions(file, old, after)
 
 
 def _facts(file: CheckFile, trace: Trace, result: Result) -> dict[str, Any]:

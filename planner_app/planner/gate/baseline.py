@@ -18,6 +18,7 @@ import numpy as np
 import xxhash
 from pagecast.planner_app.planner.execution.interface import Executor, Progress
 from pagecast.planner_app.planner.gate.check_file import CheckFile
+from pagecast.planner_app.planner.gate.figures import compared
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.choose import AUTO
 from pagecast.sim.documents import read_text
@@ -84,7 +85,7 @@ def draws(
     trace: Trace, scenario: Scenario, count: int, run: Executor, progress: Progress | None = None
 ) -> dict[str, list[float | None]]:
     """All figures of `count` replays, each with costs and a workload drawn anew; equal seeds, equal draws."""
-    study = Study(trace, scenario, scenario.seed, resample)
+    study = Study(trace, scenario, scenario.seed, resample, compared)
     rows = run.map(study.run, [ReplicateJob(index) for index in range(count)], progress)
     return {name: [_finite_or_none(value) for value in values] for name, values in by_name(rows).items()}
 

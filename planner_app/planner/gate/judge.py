@@ -11,23 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
-from math import copysign, inf, isinf, isnan, sqrt
+from math import copysign, inf, isinf, sqrt
 from typing import Any
 
 import numpy as np
 from pagecast.planner_app.planner.directions import more_is_better
 from pagecast.planner_app.planner.gate.check_file import Bound, CheckFile
+from pagecast.planner_app.planner.gate.figures import (
+    UNSERVED,
+    FigureDraws,
+    draws_of,
+    leaves_out_unserved,
+    value_of,
+)
 from pagecast.planner_app.wording.figures import shown
+from pagecast.planner_app.wording.quantities import counted
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result
-from pagecast.sim.replay.replicates import absent, summary_figures
 from scipy import stats
 
 CONFIDENCE = 0.9
-SIZES = ("num_gpu_blocks", "requests")  # which may be bounded, but are no forecasts
 ONE = "1 replay"  # which a bound or an SLO is judged by
-FigureDraws = dict[str, list[float | None]]
+_COUNTED_BY = "check.slo and a limit or regression of `unserved` count them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,30 +87,6 @@ def verdict(findings: Sequence[Finding]) -> str:
     return f"{text}, {undecided} undecided" if undecided else text
 
 
-def figures_of(result: Result) -> dict[str, float]:
-    """Every figure that may be bounded, by name; NaN where this replay has none."""
-    sizes = {name: float(result.summary[name]) for name in SIZES}
-    return summary_figures(result) | sizes
-
-
-def check_names(file: CheckFile, figures: dict[str, float]) -> None:
-    """Errors: BadInput for a figure that no replay has, or a regression of one that can't be compared."""
-    for where, names in (("limits", file.check.limits), ("regression", file.check.regression)):
-        for name in names:
-            if name not in figures:
-                near = get_close_matches(name.replace("_", "."), figures, 1, 0.5)
-                hint = f"did you mean {near[0]}?" if near else "see the names in `pagecast replay --json`"
-                raise BadInput(f"{file.path}: check.{where}: no figure is called {name!r}; {hint}")
-    for name in file.check.regression:
-        reason = ""
-        if name in SIZES:
-            reason = f"{name} follows from trace and scenario, so that no draw forecasts it"
-        elif more_is_better(name) is None:
-            reason = f"neither more nor less of {name} is better"
-        if reason:
-            raise BadInput(f"{file.path}: check.regression: {reason}; bound it with check.limits")
-
-
 def levels(file: CheckFile, result: Result) -> list[Finding]:
     """Every term of the file's SLO."""
     if file.slo is None:
@@ -123,9 +104,9 @@ def levels(file: CheckFile, result: Result) -> list[Finding]:
     return findings
 
 
-def limits(file: CheckFile, figures: dict[str, float]) -> list[Finding]:
+def limits(file: CheckFile, figures: Mapping[str, float]) -> list[Finding]:
     """Every bound of the file, in its order."""
-    return [_limit(name, bound, figures[name]) for name, bound in file.check.limits.items()]
+    return [_limit(name, bound, value_of(name, figures)) for name, bound in file.check.limits.items()]
 
 
 def _limit(name: str, bound: Bound, value: float) -> Finding:
@@ -156,7 +137,7 @@ def regressions(file: CheckFile, before: FigureDraws, after: FigureDraws) -> lis
     """Every figure that may not get worse, against the baseline's. Errors: BadInput for one it lacks."""
     findings = []
     for name, allowed in file.check.regression.items():
-        old, new = (_draws_of(name, draws) for draws in (before, after))
+        old, new = (draws_of(name, draws) for draws in (before, after))
         if old is None or new is None:
             raise BadInput(f"the baseline has no figure {name!r}; write it again with --write-baseline")
         change = paired(old, new)
@@ -164,14 +145,34 @@ def regressions(file: CheckFile, before: FigureDraws, after: FigureDraws) -> lis
     return findings
 
 
-def _draws_of(name: str, draws: FigureDraws) -> list[float | None] | None:
-    """A figure's draws; None where there are none, and that does not mean 0 in each."""
-    if name in draws or isnan(absent(name)):
-        return draws.get(name)
-    return [absent(name)] * max(map(len, draws.values()), default=0)
+def unserved_in_limits(file: CheckFile, figures: Mapping[str, float]) -> list[str]:
+    """A note where limits of TTFT, E2E or queue time were judged while requests were unserved."""
+    names = [name for name in file.check.limits if leaves_out_unserved(name)]
+    count = int(figures[UNSERVED])
+    if not names or not count:
+        return []
+    return [f"limits of {', '.join(names)} leave out {counted(count, 'unserved request')}: {_COUNTED_BY}"]
 
 
-def paired(before: list[float | None], after: list[float | None]) -> Change | None:
+def unserved_in_regressions(file: CheckFile, before: FigureDraws, after: FigureDraws) -> list[str]:
+    """The same of regressions, where requests were unserved in draws of today's or of the baseline's."""
+    names = [name for name in file.check.regression if leaves_out_unserved(name)]
+    means = [_mean(draws_of(UNSERVED, draws)) for draws in (before, after)]
+    if not names or not any(means):
+        return []
+    old, new = (shown(UNSERVED, mean) if mean is not None else "an unknown number" for mean in means)
+    return [
+        f"regressions of {', '.join(names)} leave out unserved requests, {new} per draw and {old} in the "
+        f"baseline: {_COUNTED_BY}"
+    ]
+
+
+def _mean(draws: Sequence[float | None] | None) -> float | None:
+    values = [value for value in draws or () if value is not None]
+    return float(np.mean(values)) if values else None
+
+
+def paired(before: Sequence[float | None], after: Sequence[float | None]) -> Change | None:
     """The change of the draws that both have; None where fewer than two do."""
     pairs = [(a, b) for a, b in zip(before, after, strict=False) if a is not None and b is not None]
     if len(pairs) < 2:

@@ -106,3 +106,81 @@ def test_a_fleets_folder_is_no_baseline(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert "holds the replay of a fleet, and check replays one replica" in err
+
+
+def busy(folder: Path, **check: object) -> dict[str, object]:
+    """The section `check` for a load of twice what the scenario takes."""
+    count = 200
+    columns = {
+        "arrival_s": np.arange(count) / 60,
+        "input_tokens": [400] * count,
+        "output_tokens": [60] * count,
+    }
+    write(Trace("busy", table(columns)), folder / "busy.jsonl")
+    return {"trace": str(folder / "busy.jsonl"), **check}
+
+
+SMALL = {"num_gpu_blocks": 400, "max_num_seqs": 8}
+
+
+def test_shedding_is_a_regression_of_unserved_requests(tmp_path, capsys):
+    asked = {"regression": {"ttft_s.p99": 5, "unserved": 0}, "limits": {"unserved": {"max": 10}}}
+    base, check = tmp_path / "base", busy(tmp_path, **asked)
+    assert checked(scenario(tmp_path, check, **SMALL), "--write-baseline", base) == 0
+    assert "leave out" not in capsys.readouterr().out
+    file = scenario(tmp_path, check, **SMALL, shed_ttft_s=0.3)
+    assert checked(file, "--baseline", base, "--json") == 1
+    body = json.loads(capsys.readouterr().out)
+    limit, times, lost = body["checks"]
+    assert (limit["name"], limit["holds"]) == ("unserved", False)
+    assert limit["numbers"]["value"] == body["counts"]["unserved"] > 10
+    assert times["holds"] and times["numbers"]["change_percent"] < -20
+    assert (lost["name"], lost["holds"], lost["numbers"]["baseline"]) == ("unserved", False, 0)
+    (note,) = (note for note in body["notes"] if "leave out" in note)
+    assert note.startswith("regressions of ttft_s.p99 leave out unserved requests, ")
+    assert note.endswith(
+        " per draw and 0 in the baseline: check.slo and a limit or regression of `unserved` count them"
+    )
+
+
+def test_a_limit_of_a_latency_says_how_many_unserved_requests_it_leaves_out(tmp_path, capsys):
+    limits = {"ttft_s.p99": {"max": 9}, "tpot_s.p99": {"max": 9}, "queue_s.max": {"max": 9}}
+    file = scenario(tmp_path, busy(tmp_path, limits=limits), **SMALL, shed_ttft_s=0.3)
+    assert checked(file, "--json") == 0
+    body = json.loads(capsys.readouterr().out)
+    count = body["counts"]["unserved"]
+    expected = (
+        f"limits of queue_s.max, ttft_s.p99 leave out {count} unserved requests: check.slo and a limit "
+    )
+    assert sum(note.startswith(expected) for note in body["notes"]) == 1
+    file = scenario(tmp_path, busy(tmp_path, limits={"tpot_s.p99": {"max": 9}}), **SMALL, shed_ttft_s=0.3)
+    assert checked(file) == 0
+    assert "leave out" not in capsys.readouterr().out
+
+
+def test_a_baseline_that_counts_no_unserved_requests_is_to_be_written_again(tmp_path, capsys):
+    asked, base = {"trace": "chat", "limit": 40, "regression": {"unserved": 0}}, tmp_path / "base"
+    file = scenario(tmp_path, asked)
+    assert checked(file, "--write-baseline", base) == 0
+    baseline = json.loads((base / "baseline.json").read_text())
+    del baseline["figures"]["unserved"]
+    (base / "baseline.json").write_text(json.dumps(baseline))
+    capsys.readouterr()
+    assert checked(file, "--baseline", base) == 2
+    assert "the baseline has no figure 'unserved'; write it again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("most", "code"), [(0, 0), (-1, 1)])
+def test_a_limit_on_a_reason_is_0_where_nothing_is_rejected_for_it(most, code, tmp_path, capsys):
+    asked = {"trace": "chat", "limit": 40, "limits": {REASON: {"max": most}}}
+    assert checked(scenario(tmp_path, asked), "--json") == code
+    (finding,) = json.loads(capsys.readouterr().out)["checks"]
+    assert (finding["name"], finding["value"], finding["holds"]) == (REASON, "0", code == 0)
+
+
+def test_a_regression_of_a_reason_holds_where_nothing_is_rejected_for_it_any_more(tmp_path, capsys):
+    check = {"trace": with_long(tmp_path, slice(0, 60, 5)), "regression": {REASON: 0}}
+    base = tmp_path / "base"
+    assert checked(scenario(tmp_path, check, max_model_len=16_000), "--write-baseline", base) == 0
+    assert checked(scenario(tmp_path, check, max_model_len=32_000), "--baseline", base) == 0
+    assert "the only check holds" in capsys.readouterr().out
