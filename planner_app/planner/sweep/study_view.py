@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from pagecast.planner_app.planner.sweep.space import shown
 from pagecast.planner_app.planner.sweep.study import SweepResult, record
-from pagecast.planner_app.planner.sweep.trial import COUNTS
+from pagecast.planner_app.planner.sweep.trial import COUNTS, at
 from pagecast.planner_app.wording.quantities import seconds
 
 _MATTERS = 0.005  # less than this part of a figure is not worth a row
@@ -107,11 +107,14 @@ def _none(result: SweepResult, ran: pd.DataFrame) -> str:
         if not len(fitting):
             return "no scenario of the space serves every request: more HBM or a longer max_model_len would."
         fewest = record(fitting.sort_values(["rejected", "number"]).head(1))
-        return (
-            "no scenario of the space serves every request: the load is too high, and "
-            f"{setting(result, fewest)} rejects the fewest, {fewest['rejected']:,}. Less load (--rate), more "
-            "GPUs or a longer --shed-ttft-s would serve more."
-        )
+        most = f"{setting(result, fewest)} rejects the fewest, {fewest['rejected']:,}"
+        why = "no scenario of the space serves every request: "
+        if not _sheds(result, fewest):
+            return f"{why}{most}. A `pagecast replay` of it tells the reasons."
+        more = "Less load (--rate), more GPUs or a longer --shed-ttft-s would serve more."
+        if result.question.fleet is None:
+            return f"{why}the load is too high, and {most}. {more}"
+        return f"{why}{most}. Where --shed-ttft-s is the reason: {more[:1].lower()}{more[1:]}"
     closest = record(serving.sort_values(["margin", "number"], ascending=[False, True]).head(1))
     terms = [term.text for term in result.question.level.terms]
     figures = ", ".join(f"{name}: {text(name, closest[name])}" for name in terms)
@@ -120,6 +123,20 @@ def _none(result: SweepResult, ran: pd.DataFrame) -> str:
         f"no scenario of the space meets {result.question.slo}; the closest is {setting(result, closest)} "
         f"({figures}). `pagecast plan` tells what one replica takes, and how many it would need."
     )
+
+
+def _sheds(result: SweepResult, trial: Mapping[str, Any]) -> bool:
+    """Whether a trial's replicas reject requests whose predicted TTFT is too long.
+
+    Trials don't hold the reasons of rejections; a fleet also rejects requests whose replicas were lost.
+    """
+    question, name = result.question, "shed_ttft_s"
+    scenario = at(question.scenario, {name: trial[name]} if name in result.knobs else {})
+    if question.fleet is None:
+        return scenario.shed_ttft_s is not None
+    groups = range(len(question.fleet.groups))
+    scenarios = [question.fleet.group_scenario(number, scenario) for number in groups]
+    return any(each.shed_ttft_s is not None for each in scenarios)
 
 
 def _gpus(count: int) -> str:

@@ -82,6 +82,18 @@ def test_the_cheapest_fleet_has_the_fewest_gpus_that_meet_the_slo():
     assert answer(result).startswith("cheapest fleet that meets ttft_p90<1s: replicas=")
 
 
+@pytest.mark.parametrize(("shed", "advises"), [(None, False), (60.0, True)])
+def test_a_fleet_that_lost_its_replica_is_not_said_to_have_too_high_a_load(shed, advises):
+    """Shedding is named only where it is set, and only as one of the reasons there may be."""
+    fleet = FleetSettings.make({"incidents": [{"at_s": 5.0, "replica": "replica-0"}], "retries": {"most": 0}})
+    scenario = Scenario(gpu="L40S", costs="roofline", shed_ttft_s=shed)
+    text = answer(sweep(asked(["max_num_seqs=8,16"], fleet, scenario=scenario), workers=1))
+    assert text.startswith("no scenario of the space serves every request: max_num_seqs=")
+    assert "the load is too high" not in text
+    assert ("--shed-ttft-s" in text) == advises
+    assert ("`pagecast replay` of it tells the reasons" in text) != advises
+
+
 def test_a_fleet_over_time_goes_by_the_gpus_it_held():
     scaling = {"metric": "queue", "target": 1.0, "most": 3, "every_s": 1.0, "down_after_s": 5.0}
     startup = {"engine_s": 0.1, "disk_bytes_per_s": 1e12}
