@@ -88,7 +88,11 @@ def read_config(context: Any, path: Any) -> Any:
             raise BadInput(f"{path}: {text!r} is no option of `pagecast serve`; see pagecast serve --help")
         if switch.option in entries:
             raise BadInput(f"{path}: {text!r} says again what another entry says; leave one of them out")
-        entries[switch.option] = not value if switch.off and isinstance(value, bool) else value
+        if switch.off:
+            if not isinstance(value, bool):
+                raise BadInput(f"{path}: {text}: {value!r} is neither true nor false")
+            value = not value
+        entries[switch.option] = value
     context.default_map = {**(context.default_map or {}), **entries}
     return path
 

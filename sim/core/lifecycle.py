@@ -469,6 +469,11 @@ class Lifecycle:
         self._end(request, State.CANCELLED, EventKind.CANCELLED, now)
         return True
 
+    def reject(self, request: Request, now: int) -> None:
+        """Ends a request that waits and can never be admitted."""
+        self._leave(request)
+        self._end(request, State.REJECTED, EventKind.REJECTED, now)
+
     def _emitted(self, request: Request) -> int:
         """Output tokens that the plans committed so far have yielded."""
         emitted = self.running.emitted(request)

@@ -284,9 +284,12 @@ class Step:
         self._queue.blocked = not self._memory.may_find_more(request, hit, coming=coming)
 
     def abort(self, request: Request, reason: str) -> None:
-        """Ends a request that can't go on, in its client's place."""
+        """Ends a request that can't go on: as cancelled, or as rejected where it was never admitted."""
         request.reason = reason
-        self.lifecycle.cancel(request.id, self.now)
+        if request.state is State.WAITING and not request.preemptions:
+            self.lifecycle.reject(request, self.now)
+        else:
+            self.lifecycle.cancel(request.id, self.now)
         self.aborted.append(request)
 
     def preempt(self, request: Request, *, had_turn: bool = False) -> None:

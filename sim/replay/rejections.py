@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 
-_AT_ANY_LOAD = re.compile(r"\d+ prompt \+ \d+ output tokens exceed |needs \d+ blocks of \d+ tokens; ")
+from pagecast.sim.core.rules.sglang import NEVER_ADMITTED
+
+_AT_ANY_LOAD = re.compile(
+    r"\d+ prompt \+ \d+ output tokens exceed |needs \d+ blocks of \d+ tokens; |" + re.escape(NEVER_ADMITTED)
+)
 
 
 def at_any_load(reason: str) -> bool:
-    """Whether a request was rejected for its length alone: by the model, a step, the pool or a ceiling.
+    """Whether a request was rejected for its length alone: by the model, a step, the pool, a ceiling or SGLang.
 
     Others are rejected for the load (`--shed-ttft-s`), or because a fleet has lost their replica.
     """

@@ -14,6 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion
 from pagecast.planner_app.planner.capacity.envelope import KV_BLOCKS
 from pagecast.planner_app.planner.capacity.users import Load, LoadReplay
 from pagecast.planner_app.planner.execution.interface import Executor
+from pagecast.planner_app.planner.served import ENDLESS
 from pagecast.planner_app.planner.slo import TermVerdict
 from pagecast.sim.costs.calibration.draw import scaled
 from pagecast.sim.scenario import Scenario
@@ -44,7 +46,8 @@ class LimitTest:
     """A replay with twice of one limit (empty: none): whether the terms judged hold, and the worst of them.
 
     `excess` is that term's value in multiples of its bound. `breaks` is the worst term that breaks though it
-    holds without help (empty: none), and `breaks_excess` its value in multiples of its bound.
+    holds without help (empty: none), and `breaks_excess` its value in multiples of its bound. `unserved` is
+    the share of the requests that were not served.
     """
 
     limit: str
@@ -53,6 +56,7 @@ class LimitTest:
     excess: float
     breaks: str = ""
     breaks_excess: float = 0.0
+    unserved: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +79,19 @@ class Binding:
     def why(self) -> str:
         """One sentence: how far the SLO is missed at 25% more load, and what would help."""
         if self.without.holds:
-            return f"at 25% more load {_what(self.without.term)} {_times(self.without)} the bound, within it"
+            return f"at 25% more load {_far(self.without.term, self.without.excess)}, within it"
         cure = next(pressed for pressed in self.helped if pressed.limit == self.limit)
         others = [pressed for pressed in self.helped if pressed is not cure]
-        text = f"at 25% more load {_what(self.without.term)} {_times(self.without)} the bound"
+        text = f"at 25% more load {_far(self.without.term, self.without.excess)}"
+        if self.without.excess == inf and self.without.unserved:
+            text += f", and {self.without.unserved:.1%} of the requests are not served"
         enough, short = (_list([h for h in others if h.holds is holds]) for holds in (True, False))
         if cure.holds:
             text += f"; {_TWICE[cure.limit]} would be enough ({_times(cure)})"
             text += f", and so would {enough}" if enough else ""
             text += f", but not {short}" if short else ""
             return text + _overdone(cure)
-        nearest = min(self.helped, key=lambda pressed: pressed.excess)
+        nearest = min(self.helped, key=_severity)
         if cure is not nearest:
             return f"{text}; more room alone does not help: {_list(list(self.helped))}"
         return f"{text}; {_TWICE[cure.limit]} would help most ({_times(cure)}), not {short}{_overdone(cure)}"
@@ -149,8 +155,16 @@ def _choose(without: LimitTest, helped: tuple[LimitTest, ...]) -> str:
         return min(enough, key=lambda room: room.excess).limit
     if speed.holds:
         return speed.limit
-    best = min(helped, key=lambda pressed: pressed.excess)
-    return best.limit if best.excess < _HELPS * without.excess else speed.limit
+    best = min(helped, key=_severity)
+    helps = best.excess < _HELPS * without.excess
+    if best.excess == without.excess == inf:
+        helps = best.unserved < _HELPS * without.unserved
+    return best.limit if helps else speed.limit
+
+
+def _severity(pressed: LimitTest) -> tuple[float, float]:
+    """What replays are compared by; the share that is not served tells infinite latencies apart."""
+    return pressed.excess, pressed.unserved
 
 
 def _press(
@@ -173,6 +187,7 @@ def _test(limit: str, terms: Sequence[TermVerdict], judged: frozenset[str]) -> L
     others = [term for term in terms if term.text not in judged and not term.holds]
     worst = max(ours, key=excess, default=TermVerdict(min(judged), None, 0.0, True))
     broken = max(others, key=excess, default=None)
+    served = next((term.value for term in terms if term.text.startswith("served")), None)
     return LimitTest(
         limit,
         all(term.holds for term in ours),
@@ -180,6 +195,7 @@ def _test(limit: str, terms: Sequence[TermVerdict], judged: frozenset[str]) -> L
         excess(worst),
         "" if broken is None else broken.text,
         0.0 if broken is None else excess(broken),
+        0.0 if served is None else 1 - served,
     )
 
 
@@ -201,12 +217,12 @@ def _with_twice(question: CapacityQuestion, limit: str) -> CapacityQuestion:
 def excess(term: TermVerdict) -> float:
     """A term's value in multiples of its bound; for a share, the part that misses over the part that may."""
     if term.value is None:
-        return 0.0 if term.holds else float("inf")
+        return 0.0 if term.holds else inf
     value, bound = term.value, term.bound
     if term.text.startswith(SHARES):
         value, bound = max(1 - value, 0.0), 1 - bound
     if bound <= 0:
-        return 0.0 if value <= 0 else float("inf")
+        return 0.0 if value <= 0 else inf
     return value / bound
 
 
@@ -241,16 +257,23 @@ def _overdone(cure: LimitTest) -> str:
     """What a cure breaks that held without it."""
     if not cure.breaks:
         return ""
-    return f"; with {_TWICE[cure.limit]} {_what(cure.breaks)} {_multiple(cure.breaks_excess)} the bound"
+    return f"; with {_TWICE[cure.limit]} {_far(cure.breaks, cure.breaks_excess)}"
+
+
+def _far(term: str, excess: float) -> str:
+    """How far beyond its bound a term is."""
+    if excess == inf:
+        return f"{_what(term)} {'infinite' if term.startswith(ENDLESS) else 'beyond the bound'}"
+    return f"{_what(term)} {_multiple(excess)} the bound"
 
 
 def _times(pressed: LimitTest) -> str:
+    if pressed.excess == inf:
+        return f"{pressed.unserved:.1%} not served" if pressed.unserved else "beyond it"
     return _multiple(pressed.excess)
 
 
 def _multiple(excess: float) -> str:
-    if excess == float("inf"):
-        return "without measure"
     return f"{excess:,.0f} x" if excess >= 10 else f"{excess:.2g} x"
 
 

@@ -25,7 +25,7 @@ from pagecast.sim.core.rules.sglang_order import SglangFcfs
 from pagecast.sim.core.sglang_settings import SglangSettings
 from pagecast.sim.core.step import Step
 
-_NEVER_ADMITTED = "is not admitted by SGLang's rules even alone"
+NEVER_ADMITTED = "is not admitted by SGLang's rules even alone"
 _NEVER_AGAIN = "never fits again after it was retracted"
 
 
@@ -77,7 +77,7 @@ class SglangMix:
         assert isinstance(order, SglangFcfs)
         waiting = order.arrange(memory)
         if waiting:
-            step.abort(waiting[0], _NEVER_AGAIN if waiting[0].preemptions else _NEVER_ADMITTED)
+            step.abort(waiting[0], _NEVER_AGAIN if waiting[0].preemptions else NEVER_ADMITTED)
 
     # ---- merging
 

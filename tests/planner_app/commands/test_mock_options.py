@@ -84,6 +84,9 @@ def test_a_file_holds_options_and_the_command_line_wins(
     file.write_text("replicas: 2\ndata-parallel-size: 3\n")
     assert simulate("--config", file)
     assert "'data-parallel-size' says again what another entry says" in capsys.readouterr().err
+    file.write_text('no-enable-prefix-caching: "true"\n')
+    assert simulate("--config", file)
+    assert "no-enable-prefix-caching: 'true' is neither true nor false" in capsys.readouterr().err
     file.write_text("prot: 8123\n")
     assert simulate("--config", file)
     assert "'prot' is no option of `pagecast serve`" in capsys.readouterr().err

@@ -13,6 +13,7 @@ from pagecast.sim.costs.step_costs import DecodeLine
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.replay import replay
+from pagecast.sim.replay.rejections import at_any_load
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 from pagecast.traces.schema import Spans, Trace
@@ -561,5 +562,6 @@ def test_a_request_that_is_never_admitted_is_in_the_table_and_the_others_go_on()
         ignore_eos=True,
     )
     table = replay(trace_of(rows), scenario, costs=Plain(), check_every=1).requests
-    assert table["state"].tolist() == ["cancelled", "completed", "cancelled"]
+    assert table["state"].tolist() == ["rejected", "completed", "rejected"]
     assert table["reason"][0] == table["reason"][2] == "is not admitted by SGLang's rules even alone"
+    assert all(at_any_load(reason) for reason in table["reason"][::2])

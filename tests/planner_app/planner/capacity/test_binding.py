@@ -96,3 +96,19 @@ def test_a_cure_that_breaks_another_term_says_so():
     assert found.sentence.endswith("; with twice max_num_seqs tpot_p50 is 1 x the bound")
     assert found.to_dict()["with_twice"]["batch size"]["breaks"] == "tpot_p50<5.8ms"
     assert found.to_dict()["with_twice"]["compute"]["breaks"] is None
+
+
+def test_infinite_latencies_are_told_apart_by_the_share_that_is_not_served():
+    """More room does not serve 99%, but more than before; so it is named, and the sentence counts them."""
+    trace = read("chat", limit=300)
+    trace.requests["arrival_s"] *= 1.5
+    trace.requests["cancel_after_s"] = 8.0
+    scenario = Scenario(costs="roofline", num_gpu_blocks=600)
+    question = CapacityQuestion(trace, scenario, Slo.parse("ttft_p99<2s"), rate=1.0)
+    found = module.binding(question, Load("rate", 4.0), Serial())
+    assert "at 25% more load ttft_p99 is infinite, and " in found.why
+    assert "% of the requests are not served" in found.why
+    assert "% not served)" in found.why
+    best = min(found.helped, key=lambda each: each.unserved)
+    assert found.limit == best.limit
+    assert best.unserved < found.without.unserved
