@@ -12,7 +12,7 @@ _AT_ANY_LOAD = re.compile(
 
 
 def at_any_load(reason: str) -> bool:
-    """Whether a request was rejected for its length alone: by the model, a step, the pool, a ceiling or SGLang.
+    """Whether a request was rejected for its length alone: by the model, a step, the pool or a ceiling.
 
     Others are rejected for the load (`--shed-ttft-s`), or because a fleet has lost their replica.
     """
