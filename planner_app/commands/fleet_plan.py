@@ -59,10 +59,11 @@ def plan_fleet(
     if text is not None and out is not None:
         with replacing(out) as place:
             place.write_text(text, encoding="utf-8")
+    replica = settings.group_scenario(0, scenario)
     if json:
-        console.print_json(_body(work, settings.group_scenario(0, scenario), level, sizes, text))
+        console.print_json(_body(work, replica, level, sizes, text))
     else:
-        _show(work, settings.group_scenario(0, scenario), level, sizes, wall_s)
+        _show(work, replica, level, sizes, wall_s)
         if text is not None:
             console.out.print(text if out is None else f"written to {out}", soft_wrap=True, markup=False)
     if not enough:

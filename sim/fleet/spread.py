@@ -1,6 +1,6 @@
 """Evenness of what routers chose: herding, and imbalance.
 
-Herding is how much a router runs after one replica for a while: of each row of 4 N consecutive requests (N
+Herding is how far a router favours one replica for a while: of each row of 4 N consecutive requests (N
 replicas that it can choose), the largest share that one replica got, from 0 (an even share) to 1 (all of
 them); their mean. Where other replicas can be chosen, a new row begins.
 
@@ -35,7 +35,7 @@ def computed_tokens(table: pd.DataFrame) -> Ints:
 
 
 def herding(routers: Iterable[Choices]) -> float:
-    """See above; 0 where there is one replica to choose, or where no row of requests is full."""
+    """Herding as defined above; 0 with one replica to choose, or without a full row of requests."""
     shares: list[Floats] = []
     for choices in routers:
         for run in choices.runs:
@@ -53,7 +53,7 @@ def herding(routers: Iterable[Choices]) -> float:
 
 
 def imbalance(routers: Iterable[Choices], served: Mapping[int, pd.DataFrame], requests: int) -> float:
-    """See above; 1 where nothing was computed.
+    """Imbalance as defined above; 1 where nothing was computed.
 
     `served`: the requests that ended on each replica, by its number. `requests`: how many the trace has.
     """

@@ -46,9 +46,7 @@ _TABLE_ENTRY_BYTES = 4  # one block in a request's block table on the GPU
 _LEAST_BLOCKS = 2  # a usable one and the null block
 # Where a cache has no room but would have with these, they are named as what takes it.
 _USUAL_BLOCK_SIZE, _USUAL_BATCHED_TOKENS = 16, 8192
-
-
-_MARGIN = "margin"
+_MARGIN = "margin"  # the item that is left
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,8 @@ def offloading_figures(replicas: Sequence[Replica], table: pd.DataFrame, makespa
 
     `table` has the requests of all replicas. What the replicas counted is added up, save `busy`: the share of
     the makespan in which a direction carried something, as a mean of the replicas. What is carried after the
-    last request is in the other totals alone. `wait_s` is for how long
-    its transfers waited for one another; `flush_wait_s` for how long steps waited for stores. Empty where no
-    replica has a host tier.
+    last request is in the other totals alone. `wait_s` is for how long its transfers waited for one another;
+    `flush_wait_s` for how long steps waited for stores. Empty where no replica has a host tier.
     """
     first_s = float(table["arrival_s"].min())
     makespan = Makespan(round(first_s * NS), round((first_s + makespan_s) * NS))

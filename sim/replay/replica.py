@@ -488,9 +488,8 @@ class Replica:
         n = stride.count
         context = stride.context
         longest = stride.longest
-        line = self.costs.decode_line(n)
+        line, gap = self._pace(n)
         host = self._host_ns(n)
-        gap = -self._saved(n)
         due = self.arrivals.next_ns
         if self._timed is not None:
             due = min(due, self._timed.due_ns)
@@ -504,7 +503,6 @@ class Replica:
         pipeline = self._pipeline
         if not pipeline.depth:
             self._base = base = launched - host
-            gap += host
             plan = stride.plan(line.steps_begun(context, longest, due - base, quiet, gap))
         else:
             # Step i + 1 is planned when step i - 1 ends, if the device is the slower of the two.
