@@ -16,6 +16,7 @@ from pagecast.engine.fp8_weights import GROUP, Fp8Weights, stored_parts, weight_
 from pagecast.engine.ops import Product
 from pagecast.engine.shard import WHOLE, Shard
 from pagecast.engine.tuned_product import TunedProduct
+from pagecast.kernels.packed_weight import PackedWeight
 from torch import Tensor, nn
 
 
@@ -58,6 +59,7 @@ class ColumnLinear(nn.Module):
         self.weight, self.scales = weight_of(self._widths, inputs, fp8)
         self.bias = parameter(sum(self._widths)) if bias else None
         self.tuned: TunedProduct | None = None
+        self.packed: PackedWeight | None = None
 
     def shape(self, part: int, name: str) -> tuple[int, ...]:
         """The whole parameter `name` of projection number `part`."""
@@ -84,7 +86,7 @@ class ColumnLinear(nn.Module):
     @property
     def product(self) -> Product:
         """What inputs are multiplied by on this GPU."""
-        return Product(self.weight, self.scales, self.bias, self.tuned)
+        return Product(self.weight, self.scales, self.bias, self.tuned, self.packed)
 
     def forward(self, x: Tensor) -> Tensor:
         """This GPU's share of the output columns: [tokens, columns / GPUs]."""
@@ -121,6 +123,7 @@ class RowLinear(nn.Module):
         self.weight, self.scales = weight_of([outputs], inputs // shard.size, fp8)
         self.bias = parameter(outputs) if bias else None
         self.tuned: TunedProduct | None = None
+        self.packed: PackedWeight | None = None
 
     def shape(self, part: int, name: str) -> tuple[int, ...]:
         """The whole parameter `name`."""
@@ -139,7 +142,7 @@ class RowLinear(nn.Module):
     @property
     def product(self) -> Product:
         """What inputs are multiplied by on this GPU."""
-        return Product(self.weight, self.scales, self.bias, self.tuned)
+        return Product(self.weight, self.scales, self.bias, self.tuned, self.packed)
 
     def forward(self, x: Tensor) -> Tensor:
         """The whole product, summed over the GPUs: [tokens, columns], or as `ops.linear_sums` leaves it."""
@@ -261,6 +264,7 @@ class Embedding(nn.Module):
         self.shard, self.vocab, self.width = shard, vocab, width
         self.first, self.used, _ = shard.part(vocab)
         self.weight = parameter(-(-vocab // shard.size), width)
+        self.packed: PackedWeight | None = None
 
     def shape(self, part: int, name: str) -> tuple[int, ...]:
         """The whole weight."""
@@ -272,6 +276,11 @@ class Embedding(nn.Module):
             raise ValueError(f"needs shape {self.shape(part, name)}, has {tuple(value.shape)}")
         self.weight[self.used :] = 0
         fill(self.weight[: self.used], value[self.first : self.first + self.used])
+
+    @property
+    def product(self) -> Product:
+        """What final states are multiplied by."""
+        return Product(self.weight, packed=self.packed)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embeddings of token ids: [tokens, hidden]."""

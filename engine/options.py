@@ -28,6 +28,7 @@ class Options:
     scenario.
     `tune_products` times cuBLASLt's algorithms for products of large steps at the start, 16 seconds, and
     takes the fastest; results of two starts may then differ in rounding.
+    `pack_weights` keeps a second copy of large weights in 12 bits, which steps of few tokens read.
     `seed` is for requests that have none, and for random weights.
     """
 
@@ -52,6 +53,7 @@ class Options:
     kv_offloading_store_threshold: int = 0
     enforce_eager: bool = False
     tune_products: bool = False
+    pack_weights: bool = False
     random_weights: bool = False
     tensor_parallel_size: int = 1
     enable_expert_parallel: bool = False

@@ -12,7 +12,7 @@ def runs_hopper_kernels(device: torch.device) -> bool:
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
     try:
-        for module in ("linear_hopper", "gated_hopper"):
+        for module in ("linear_hopper", "gated_hopper", "packed_hopper"):
             importlib.import_module(f"pagecast.kernels.{module}")
     except (ImportError, AttributeError):
         return False

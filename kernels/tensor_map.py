@@ -85,6 +85,7 @@ _Map = TypeVar("_Map")
 _matrices: dict[Any, MatrixDescriptor] = {}
 _swizzled: dict[Any, TensorDescriptor] = {}
 _paired: dict[Any, TensorDescriptor] = {}
+_packed: dict[Any, TensorDescriptor] = {}
 
 
 def _made_once(maps: dict[Any, _Map], key: Any, make: Callable[[], _Map]) -> _Map:
@@ -135,6 +136,18 @@ def paired_map(matrix: Tensor, pairs: int, columns: int) -> TensorDescriptor:
         return TensorDescriptor(address, shape, strides, [pairs // 8, 2, 8, columns], layout)
 
     return _made_once(_paired, (matrix.data_ptr(), matrix.shape, matrix.dtype, pairs, columns), make)
+
+
+def packed_map(numbers: Tensor, rows: int) -> TensorDescriptor:
+    """Packed numbers int16 [outputs / 64, rows, 64] as boxes of 1 x `rows` x 64; made once."""
+
+    def make() -> TensorDescriptor:
+        address = Address(numbers.data_ptr(), numbers.dtype)
+        box = [1, rows, numbers.shape[2]]
+        layout = NVMMASharedLayout(128, 16, 3)
+        return TensorDescriptor(address, list(numbers.shape), list(numbers.stride()), box, layout)
+
+    return _made_once(_packed, (numbers.data_ptr(), numbers.shape, rows), make)
 
 
 def box_rows(block_size: int, tile: int) -> int:

@@ -17,6 +17,7 @@ from pagecast.kernels import (
     grouped_gemm,
     linear_hopper,
     mixture,
+    packed_hopper,
     paged_decode,
     paged_prefill,
     prefill_hopper,
@@ -27,6 +28,7 @@ from pagecast.kernels.decode_schedule import DecodeSchedule, DecodeShape
 from pagecast.kernels.gated_plan import tile_of
 from pagecast.kernels.launch import Launch
 from pagecast.kernels.linear_cuts import LinearCut
+from pagecast.kernels.packed_cuts import PackedCut
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -90,6 +92,19 @@ def _gated(tokens: int, *, normed: bool) -> dict[str, int]:
     types = {name: f"tensordesc<bf16{box},{layout!r}>" for name, (box, layout) in boxes.items()}
     types |= {"tokens": "i32"} | ({"scales": "*fp32"} if normed else {})
     launch = gated_hopper.gated_launch((24576, 4096), tile, torch.device("cpu"))
+    return compiled(launch, types, GluonASTSource)
+
+
+def _packed(cut: PackedCut, kind: str, shape: tuple[int, int]) -> dict[str, int]:
+    """Compiles a packed product of Qwen3-8B."""
+    gl = packed_hopper.gl
+    matrix, tiles = gl.NVMMASharedLayout(128, 16, 2), gl.NVMMASharedLayout(128, 16, 3)
+    types = {"x": f"tensordesc<bf16[{cut.tokens}, {cut.depth}],{matrix!r}>"}
+    types |= {"x_rest": f"tensordesc<bf16[{cut.rest}, {cut.depth}],{matrix!r}>"} if cut.rest else {}
+    rows = {"signs": cut.depth // 2, "exponents": cut.depth // 4}
+    types |= {name: f"tensordesc<i16[1, {n}, 64],{tiles!r}>" for name, n in rows.items()}
+    types |= {"scales": "*fp32", "tokens": "i32", "out": "*fp32" if kind == "sums" else "*bf16"}
+    launch = packed_hopper.packed_launch(shape, cut, kind == "gated", torch.device("cpu"))
     return compiled(launch, types, GluonASTSource)
 
 
@@ -182,6 +197,8 @@ def main() -> None:
         "gated linear": partial(_linear, LinearCut(64, 128, 0, 1, 8), gated=True),
         "gated of many": partial(_gated, 256, normed=True),
         "gated of 128": partial(_gated, 128, normed=False),
+        "packed sums": partial(_packed, PackedCut(2, 64, 16, 4, 128), "sums", (4096, 12288)),
+        "packed gated": partial(_packed, PackedCut(3, 128, 0), "gated", (24576, 4096)),
         "store": partial(compiled, store_kv._configure(q[:, :8], q[:, :8], k, v, None, None), store),
     }
     names = sys.argv[1:] or list(kernels)

@@ -116,6 +116,7 @@ def test_a_server_of_the_engine_refuses_what_only_a_simulated_one_has(
     "option",
     [
         "--tune-products",
+        "--pack-weights",
         "--device=cpu",
         "--dtype=bfloat16",
         "--enforce-eager",
@@ -224,6 +225,7 @@ def test_other_commands_of_traces_refuse_what_they_would_drop(
     "option",
     [
         "--tune-products",
+        "--pack-weights",
         "--device=cpu",
         "--num-gpu-blocks=3",
         "--speculative-config=ngram:3",
