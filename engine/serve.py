@@ -127,7 +127,7 @@ class TraceServer:
     def _ended(self, sequence: Sequence) -> None:
         request = sequence.request
         if request.state is not State.FINISHED:
-            self._arrivals.failed(request.index)
+            self._arrivals.failed(request)
         self._arrivals.ended(request.index, self.engine.loop.clock.now())
         self._recording.ended(sequence)
         self._untold += 1

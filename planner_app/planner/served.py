@@ -86,6 +86,11 @@ def offered(requests: pd.DataFrame) -> npt.NDArray[np.bool_]:
     return counts
 
 
+def rejected_for_load(requests: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    """Which requests were rejected that would be served at another load."""
+    return np.asarray((requests["state"].to_numpy() == "rejected") & offered(requests), dtype=np.bool_)
+
+
 def unserved(requests: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """Which of the requests that count ended before their clients got a first token.
 

@@ -187,7 +187,7 @@ class Fleet:
             request.output_tokens = 0
         self.unserved.request(request)
         self._remaining -= 1
-        self.clients.failed(row)
+        self.clients.failed(request)
         self.clients.ended(row, now)
         self._schedule_clients()
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from pagecast.sim.core.request import Request
 from pagecast.sim.replay.clients import NEVER_NS, Arrivals
 
 OnEnd = Callable[[int, int], None]
-OnFail = Callable[[int], None]
+OnFail = Callable[[Request], None]
 OnTurn = Callable[[int], None]
 
 
 class Inbox(Arrivals):
     """Entries in the order they were sent, each `(due, row, arrival)`; without an arrival a cancellation.
 
-    `on_end(row, now)` hears of every request that has ended on the replica, and `on_fail(row)` before it of
-    one that was cancelled or rejected.
+    `on_end(row, now)` hears of every request that has ended on the replica, and `on_fail(request)` before it
+    of one that was cancelled or rejected.
     """
 
     def __init__(self, on_end: OnEnd, on_fail: OnFail) -> None:
@@ -44,9 +45,9 @@ class Inbox(Arrivals):
         self.next_ns = entries[0][0] if entries else NEVER_NS
         return row, arrival_ns
 
-    def failed(self, row: int) -> None:
+    def failed(self, request: Request) -> None:
         """A request is about to end that was cancelled or rejected."""
-        self._on_fail(row)
+        self._on_fail(request)
 
     def ended(self, row: int, now: int) -> None:
         """A request has ended on the replica."""

@@ -14,10 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.request import Request
+from pagecast.sim.replay.rejections import is_for_load
 from pagecast.traces.schema import Ints, Trace
 
 NS = 1_000_000_000
 NEVER_NS = 1 << 62
+# How long users of a closed loop pause after a rejection for the load, as clients of OpenAI's library do.
+FIRST_BACK_OFF_S = 0.5  # doubled with each further rejection in a row,
+MOST_BACK_OFF_S = 8.0  # up to this,
+BACK_OFF_JITTER = 0.25  # and shorter by up to this part of it, by chance
 
 
 class Arrivals:
@@ -132,10 +138,10 @@ class Arrivals:
         while cancels and cancels[0][1] not in impatient:
             heapq.heappop(cancels)
 
-    def failed(self, row: int) -> None:
+    def failed(self, request: Request) -> None:
         """A request is about to end that was cancelled or rejected: its retry is sent."""
         if self._retries is not None:
-            self._unserved.add(row)
+            self._unserved.add(request.index)
 
     def ended(self, row: int, now: int) -> None:
         """A request has ended: whoever follows it arrives after a think time.
@@ -203,6 +209,11 @@ class ClosedLoop(Arrivals):
     pauses before each chain for a time drawn with `seed` from an exponential distribution of this mean, so
     that users don't come in waves, and within one as the trace says (`gap_s`). A user passes over a
     retry that is not needed.
+
+    A user who is rejected for the load backs off before the next request: for 0.5 s, then 1, 2, 4 and at most
+    8 s while that goes on, each up to a quarter shorter by chance (`seed`); a longer pause of the user's own
+    stands. So users who come together are spread, and none uses the trace up while the server turns it away.
+    After a rejection for a request's length a user goes on as usual: waiting would not help.
     """
 
     def __init__(self, trace: Trace, users: int, think_s: float | None = None, seed: int = 0) -> None:
@@ -222,15 +233,35 @@ class ClosedLoop(Arrivals):
         rows = [self._next_row() for _ in range(min(users, len(trace)))]
         starts = sorted((self._gap_ns[row], row) for row in rows if row >= 0)
         self._times, self._rows = [time for time, _ in starts], [row for _, row in starts]
+        self._jitter = np.random.default_rng([seed, 1])  # apart from think times
+        self._before: dict[int, int] = {}  # how often a row's user was rejected in a row before it
+        self._rejections: dict[int, int] = {}  # the same with the row, which is about to end so
         self._look_ahead()
+
+    def failed(self, request: Request) -> None:
+        """See `Arrivals`; a user who is rejected for the load backs off."""
+        super().failed(request)
+        if is_for_load(request):
+            self._rejections[request.index] = self._before.get(request.index, 0) + 1
 
     def ended(self, row: int, now: int) -> None:
         """A request has ended: its user goes on with the chain, or takes the next one."""
+        self._before.pop(row, None)
+        rejections = self._rejections.pop(row, 0)
         follower = self._next_row(row)
         if follower >= 0:
-            self._add_later(follower, now + self._gap_ns[follower])
+            pause_ns = self._gap_ns[follower]
+            if rejections:
+                self._before[follower] = rejections
+                pause_ns = max(pause_ns, self._back_off_ns(rejections))
+            self._add_later(follower, now + pause_ns)
         super().ended(row, now)
         self._look_ahead()
+
+    def _back_off_ns(self, rejections: int) -> int:
+        """How long a user pauses after so many rejections in a row."""
+        longest_s = min(FIRST_BACK_OFF_S * 2.0 ** min(rejections - 1, 16), MOST_BACK_OFF_S)
+        return round(longest_s * (1 - BACK_OFF_JITTER * self._jitter.random()) * NS)
 
     def _next_row(self, row: int = -1) -> int:
         """What a user sends next, after `row` or as its first; -1: nothing is left."""

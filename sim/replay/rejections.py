@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.sglang import NEVER_ADMITTED
 
 _AT_ANY_LOAD = re.compile(
@@ -17,6 +18,11 @@ def at_any_load(reason: str) -> bool:
     Others are rejected for the load (`--shed-ttft-s`), or because a fleet has lost their replica.
     """
     return _AT_ANY_LOAD.match(reason) is not None
+
+
+def is_for_load(request: Request) -> bool:
+    """Whether a request was rejected, and the same request might be served at another time."""
+    return request.state is State.REJECTED and not at_any_load(request.reason)
 
 
 def kind(reason: str) -> str:

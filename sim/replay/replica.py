@@ -557,7 +557,7 @@ class Replica:
         if self.speculation is not None:
             self.speculation.ended(request)
         if request.state is not State.FINISHED:
-            self.arrivals.failed(request.index)
+            self.arrivals.failed(request)
         self.arrivals.ended(request.index, now)
         self.recorder.request(request)
 

@@ -55,7 +55,7 @@ class Inlet:
             else:
                 self._entries.append(entry)
 
-    def failed(self, row: int) -> None:
+    def failed(self, request: Any) -> None:
         """Nothing: the router sends no retries."""
 
     def ended(self, row: int, now: int) -> None:

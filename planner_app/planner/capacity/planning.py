@@ -469,12 +469,6 @@ def _notes(
             f"up to {together:,} requests of this trace arrive at the same instant, and do so at any rate: "
             "they wait for each other even where nobody else is served"
         )
-    if question.scenario.shed_ttft_s is not None and answers.keys() - {"rate"}:
-        texts.append(
-            "numbers of users are lower bounds, as all users begin at once: whoever shed_ttft_s rejects "
-            "sends the next request at the same instant, and the trace may be over before the load settles. "
-            "Go by the request rate"
-        )
     if replicates:
         sources = "costs and noise" if question.draw_costs else "noise"
         sources += " and the workload" if question.workload is not None else ""

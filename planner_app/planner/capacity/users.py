@@ -5,9 +5,13 @@ scaled trace has its arrival times divided. A trace that is too short is repeate
 sessions of its own. Only requests that arrive in the settled time are measured:
 
     closed loop   from the time when as many sessions have ended as there are users, to the start of the last
-    one scaled rate   from a tenth of the time, or after the length of a long session if that is later, to the
-    start of
-                  the last session
+                  one. Requests that were rejected for the load end none
+    scaled rate   from a tenth of the time, or after the length of a long session if that is later, to the
+                  start of the last session
+
+Users who are rejected back off (`ClosedLoop`), and go on with other requests. Where rejections use up so many
+sessions that the rest are too few to measure, the load is replayed with more. One that does not settle with
+eight times as many is measured as a whole.
 
 A rate that holds here is tried again for longer (`lasting.py`).
 """
@@ -23,10 +27,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from pagecast.planner_app.planner.served import rejected_for_load
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay import Result, replay
-from pagecast.sim.replay.clients import Arrivals, Chains, ClosedLoop
+from pagecast.sim.replay.clients import Chains, ClosedLoop
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import mix, scale, select
 from pagecast.traces.schema import Trace, nominal_arrival_s, table
@@ -34,6 +39,7 @@ from pagecast.traces.schema import Trace, nominal_arrival_s, table
 Floats = npt.NDArray[np.float64]
 LoadKind = Literal["concurrency", "rate", "users"]
 LEAST_TURNS = 4  # sessions for each user of a closed loop, the first of which is warm-up
+_LONGER = (1, 2, 4, 8)  # times as many sessions, tried in turn where rejections use them up
 WARM_UP = 0.1  # of a scaled trace's time
 LEAST_LENGTHS = 5  # of long sessions, that a scaled trace lasts
 ENOUGH_LENGTHS = 12  # where `most_requests` allows: served sessions last longer than their own pauses
@@ -93,29 +99,45 @@ def serve(
     keep_steps: bool = False,
 ) -> LoadReplay:
     """Replays a load. `most_requests` bounds how often a short trace is played over. Errors: BadInput."""
-    clients: Callable[[Trace], Arrivals] = Arrivals
+    run = partial(replay, scenario=scenario, costs=costs, keep_steps=keep_steps, compare=False)
     if load.kind == "rate":
-        work = scaled(trace, load.amount, most_requests)
-    else:
-        users, think_s = int(load.amount), None if load.kind == "concurrency" else load.think_s
-        work = enough_for(trace, users, most_requests)
-        clients = partial(ClosedLoop, users=users, think_s=think_s, seed=scenario.seed)
-    result = replay(work, scenario, costs=costs, arrivals=clients, keep_steps=keep_steps, compare=False)
-    chains, requests = Chains.of(work), result.requests
-    arrival, finished = (_by_row(requests, name, len(work)) for name in ("arrival_s", "finished_s"))
-    if load.kind == "rate":
-        start, end = _settled_at_a_rate(arrival, chains)
-    else:
-        start, end = _settled_with_users(arrival, finished, chains, int(load.amount))
-    within = _within(requests["arrival_s"].to_numpy(np.float64), start, end)
-    measured = requests[within] if within.any() else requests
-    kept_up = None
-    if load.kind == "rate":
-        sent = np.isfinite(arrival)
-        offered = int(_within(nominal_arrival_s(work)[sent], start, end).sum())
-        endings = _within(requests["finished_s"].to_numpy(np.float64), start, end).sum()
-        kept_up = float(endings / max(offered, 1))
-    return LoadReplay(result, measured, start, end, kept_up)
+        return _serve_rate(scaled(trace, load.amount, most_requests), run)
+    users, think_s = int(load.amount), None if load.kind == "concurrency" else load.think_s
+    clients = partial(ClosedLoop, users=users, think_s=think_s, seed=scenario.seed)
+    return _serve_users(trace, users, most_requests, partial(run, arrivals=clients))
+
+
+def _serve_rate(work: Trace, run: Callable[[Trace], Result]) -> LoadReplay:
+    result, chains = run(work), Chains.of(work)
+    requests = result.requests
+    arrival = _by_row(requests, "arrival_s", len(work))
+    start, end = _settled_at_a_rate(arrival, chains)
+    offered = int(_within(nominal_arrival_s(work)[np.isfinite(arrival)], start, end).sum())
+    endings = _within(requests["finished_s"].to_numpy(np.float64), start, end).sum()
+    return _measured(result, start, end, float(endings / max(offered, 1)))
+
+
+def _serve_users(trace: Trace, users: int, most_requests: int, run: Callable[[Trace], Result]) -> LoadReplay:
+    for times in _LONGER:
+        work = enough_for(trace, users, most_requests, times)
+        result, chains = run(work), Chains.of(work)
+        rejected = rejected_for_load(result.requests)
+        arrival = _by_row(result.requests, "arrival_s", len(work))
+        finished = _by_row(result.requests[~rejected], "finished_s", len(work))
+        if not np.isfinite(finished).any():  # nobody was served, which no longer load changes
+            break
+        start, end = _settled_with_users(arrival, finished, chains, users)
+        begun = _spans(chains, arrival)[0]
+        if not rejected.any() or _within(begun, start, end).sum() >= users:
+            return _measured(result, start, end)
+    return _measured(result, float(np.nanmin(arrival)), float(np.nanmax(arrival)))
+
+
+def _measured(result: Result, start: float, end: float, kept_up: float | None = None) -> LoadReplay:
+    """What arrived in the settled time; all where nothing did."""
+    within = _within(result.requests["arrival_s"].to_numpy(np.float64), start, end)
+    requests = result.requests[within] if within.any() else result.requests
+    return LoadReplay(result, requests, start, end, kept_up)
 
 
 def _within(times: Floats, start: float, end: float) -> npt.NDArray[np.bool_]:
@@ -130,11 +152,14 @@ def shortened(trace: Trace, most_requests: int) -> Trace:
     return _first(trace, chains, _sessions_within(chains, most_requests))
 
 
-def enough_for(trace: Trace, users: int, most_requests: int) -> Trace:
-    """As many of the trace's sessions as give each user `LEAST_TURNS`, or as `most_requests` allows."""
+def enough_for(trace: Trace, users: int, most_requests: int, times: int = 1) -> Trace:
+    """As many of the trace's sessions as give each user `LEAST_TURNS`, or as `most_requests` allows.
+
+    `times`: so many times as many.
+    """
     chains = Chains.of(trace)
     count = len(chains.first)
-    sessions = max(LEAST_TURNS * users, _sessions_within(chains, most_requests))
+    sessions = times * max(LEAST_TURNS * users, _sessions_within(chains, most_requests))
     if sessions <= count:
         return trace if sessions == count else _first(trace, chains, sessions)
     copies = repeated(trace, ceil(sessions / count))

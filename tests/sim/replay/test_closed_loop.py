@@ -122,3 +122,69 @@ def test_a_chain_that_ends_with_a_retry_that_is_not_needed_gives_way_to_the_next
     assert table["row"].tolist() == [0, 1, 2, 3, 5, 7]
     times = table.set_index("row")
     assert times["arrival_s"][1] == times["finished_s"][0]
+
+
+REJECTS_ALL = SCENARIO.model_copy(update={"shed_ttft_s": 1e-6})
+
+
+def pauses(requests):
+    """From each end to the next arrival, of one user."""
+    return requests["arrival_s"].to_numpy()[1:] - requests["finished_s"].to_numpy()[:-1]
+
+
+def test_a_user_who_is_rejected_in_a_row_backs_off_for_longer_each_time():
+    table = replay(made(9), REJECTS_ALL, arrivals=partial(ClosedLoop, users=1)).requests
+    assert (table["state"] == "rejected").all()
+    longest = np.array([0.5, 1, 2, 4, 8, 8, 8, 8])
+    assert (pauses(table) <= longest + 1e-9).all()
+    assert (pauses(table) >= 0.75 * longest).all()
+
+
+def test_users_who_are_rejected_together_come_back_apart():
+    table = replay(made(80), REJECTS_ALL, arrivals=partial(ClosedLoop, users=40)).requests
+    again = table["arrival_s"][40:]
+    assert again.nunique() == 40
+    other = replay(made(80), REJECTS_ALL, arrivals=partial(ClosedLoop, users=40, seed=1)).requests
+    assert not again.equals(other["arrival_s"][40:])
+
+
+def test_a_longer_pause_of_their_own_is_enough_for_users_who_are_rejected():
+    after = np.arange(12) - 1
+    trace = made(12, after=after, gap_s=np.where(after >= 0, 20.0, 0.0))
+    table = replay(trace, REJECTS_ALL, arrivals=partial(ClosedLoop, users=1, think_s=0.0)).requests
+    np.testing.assert_allclose(pauses(table), 20.0, atol=1e-6)
+
+
+def test_a_user_begins_anew_with_short_back_offs_once_served():
+    """Long prompts are rejected, short ones served: one rejection in a row each time."""
+    trace = made(12)
+    trace.requests["input_tokens"] = [30_000, 50] * 6
+    scenario = SCENARIO.model_copy(update={"shed_ttft_s": 0.3, "enable_prefix_caching": False})
+    table = replay(trace, scenario, arrivals=partial(ClosedLoop, users=1)).requests
+    assert table["state"].tolist() == ["rejected", "completed"] * 6
+    assert (pauses(table)[::2] <= 0.5).all()
+    assert (pauses(table)[::2] >= 0.375).all()
+    np.testing.assert_allclose(pauses(table)[1::2], 0.0, atol=1e-9)
+
+
+def test_a_request_that_is_too_long_makes_nobody_pause():
+    trace = made(12)
+    trace.requests["input_tokens"] = 200_000
+    table = replay(trace, SCENARIO, arrivals=partial(ClosedLoop, users=1)).requests
+    assert (table["state"] == "rejected").all()
+    assert table["arrival_s"].max() < 0.1
+
+
+def test_users_back_off_from_a_fleet_as_from_a_replica_and_with_fast_forward_as_without():
+    scenario = SCENARIO.model_copy(update={"max_num_seqs": 4, "shed_ttft_s": 0.05})
+    trace, clients = made(300), partial(ClosedLoop, users=40, seed=3)
+    table = replay(trace, scenario, arrivals=clients).requests
+    assert 0 < (table["state"] == "rejected").sum() < 250
+    slow = replay(trace, scenario, arrivals=clients, fast_forward=False).requests
+    pd.testing.assert_frame_equal(table, slow)
+    fleet = replay_fleet(trace, scenario, FleetSettings(), arrivals=clients).requests
+    columns = ["row", "arrival_s", "state"]
+    pd.testing.assert_frame_equal(
+        table[columns].sort_values("row", ignore_index=True),
+        fleet[columns].sort_values("row", ignore_index=True),
+    )
