@@ -164,7 +164,10 @@ def as_dict(result: SweepResult) -> dict[str, Any]:
         "cheapest": result.cheapest,
         "front": records(result.front),
         "sensitivity": records(result.sensitivity),
-        "trials": records(result.table),
+        "trials": [
+            {**row, "rejected_reasons": dict(result.rejections.get(row["number"], {}))}
+            for row in records(result.table)
+        ],
     }
 
 

@@ -26,9 +26,10 @@ _TABLES = """
 CREATE TABLE IF NOT EXISTS study (field TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS trials (
     number INTEGER PRIMARY KEY, point TEXT NOT NULL, figures TEXT NOT NULL, terms TEXT NOT NULL,
-    reason TEXT NOT NULL, costs TEXT NOT NULL DEFAULT '');
+    reason TEXT NOT NULL, costs TEXT NOT NULL DEFAULT '', rejections TEXT NOT NULL DEFAULT '{}');
 """
-_COLUMNS = "number, point, figures, terms, reason, costs"
+_COLUMNS = "number, point, figures, terms, reason, costs, rejections"
+_ADDED = {"costs": "''", "rejections": "'{}'"}  # columns that studies of earlier versions lack: defaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +89,8 @@ class Store:
         outcome = trial.outcome
         row = (trial.number, *map(json.dumps, (trial.point, dict(outcome.figures), outcome.terms)))
         with self._guarded(), self._database:
-            values = (*row, outcome.reason, outcome.costs)
-            self._database.execute(f"INSERT INTO trials ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?)", values)
+            values = (*row, outcome.reason, outcome.costs, json.dumps(dict(outcome.rejections)))
+            self._database.execute(f"INSERT INTO trials ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
     def save_table(self, table: pd.DataFrame) -> None:
         """Writes `trials.parquet`, at once or not at all."""
@@ -120,16 +121,21 @@ class Store:
             self._lock = -1
 
 
-def _trial(number: int, point: str, figures: str, terms: str, reason: str, costs: str) -> Trial:
+def _trial(
+    number: int, point: str, figures: str, terms: str, reason: str, costs: str, rejections: str
+) -> Trial:
     verdicts = tuple(TermVerdict(*term) for term in json.loads(terms))
-    return Trial(number, json.loads(point), TrialResult(json.loads(figures), verdicts, reason, costs))
+    outcome = TrialResult(json.loads(figures), verdicts, reason, costs, json.loads(rejections))
+    return Trial(number, json.loads(point), outcome)
 
 
 def _renew(database: sqlite3.Connection) -> None:
-    """Adds the column for step costs to a study of an earlier version."""
-    if "costs" not in {row[1] for row in database.execute("PRAGMA table_info(trials)")}:
-        with database:
-            database.execute("ALTER TABLE trials ADD COLUMN costs TEXT NOT NULL DEFAULT ''")
+    """Adds the columns that a study of an earlier version lacks."""
+    present = {row[1] for row in database.execute("PRAGMA table_info(trials)")}
+    for name, default in _ADDED.items():
+        if name not in present:
+            with database:
+                database.execute(f"ALTER TABLE trials ADD COLUMN {name} TEXT NOT NULL DEFAULT {default}")
 
 
 def _claim(folder: Path) -> int:

@@ -9,8 +9,8 @@ is stored as it ends; only the others are replayed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,15 @@ class SweepResult:
     request and keeps the SLO), `margin` (how far the tightest term is from its bound, as a part of
     it), `on_front`, what it costs, figures (seconds, counts, shares), the terms of the SLO by their
     text, `step_costs` (by name, those that it was served with), and `reason` where the scenario can't run.
-    `complete` is False where the sweep was stopped.
+    `complete` is False where the sweep was stopped. `rejections` has the number of rejected requests by
+    reason, for the numbers of those trials that rejected any.
     """
 
     question: SweepQuestion
     table: pd.DataFrame
     complete: bool
     replayed: int
+    rejections: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def knobs(self) -> list[str]:
@@ -114,7 +116,9 @@ def sweep(
             else:
                 walk.search(question.trials)
         trials = list(walk.trials.values())
-        result = SweepResult(question, table_of(question, trials), not walk.stopped, walk.replayed)
+        rejections = {trial.number: trial.outcome.rejections for trial in trials if trial.outcome.rejections}
+        table = table_of(question, trials)
+        result = SweepResult(question, table, not walk.stopped, walk.replayed, rejections)
         store.save_table(result.table)
     finally:
         store.close()

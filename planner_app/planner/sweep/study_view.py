@@ -8,12 +8,18 @@ from typing import Any
 import pandas as pd
 from pagecast.planner_app.planner.sweep.space import shown
 from pagecast.planner_app.planner.sweep.study import SweepResult, record
-from pagecast.planner_app.planner.sweep.trial import COUNTS, at
+from pagecast.planner_app.planner.sweep.trial import COUNTS
 from pagecast.planner_app.wording.quantities import seconds
 
 _MATTERS = 0.005  # less than this part of a figure is not worth a row
 _YES_OR_NO = ("meets", "on_front")
 _SHARES = ("token_hit_rate", "peak_kv_usage")
+_SHED = "predicted TTFT"
+_CURES = {  # what serves more requests, by how the reason of their rejection begins
+    _SHED: "Less load (--rate), more GPUs or a longer --shed-ttft-s",
+    "its replica was lost": "More retries of the fleet (`retries.most`)",
+    "no replica was left": "More replicas, or fewer incidents,",
+}
 
 
 def text(name: str, value: Any) -> str:
@@ -108,13 +114,7 @@ def _none(result: SweepResult, ran: pd.DataFrame) -> str:
             return "no scenario of the space serves every request: more HBM or a longer max_model_len would."
         fewest = record(fitting.sort_values(["rejected", "number"]).head(1))
         most = f"{setting(result, fewest)} rejects the fewest, {fewest['rejected']:,}"
-        why = "no scenario of the space serves every request: "
-        if not _sheds(result, fewest):
-            return f"{why}{most}. A `pagecast replay` of it tells the reasons."
-        more = "Less load (--rate), more GPUs or a longer --shed-ttft-s would serve more."
-        if result.question.fleet is None:
-            return f"{why}the load is too high, and {most}. {more}"
-        return f"{why}{most}. Where --shed-ttft-s is the reason: {more[:1].lower()}{more[1:]}"
+        return f"no scenario of the space serves every request: {_advice(result, fewest['number'], most)}"
     closest = record(serving.sort_values(["margin", "number"], ascending=[False, True]).head(1))
     terms = [term.text for term in result.question.level.terms]
     figures = ", ".join(f"{name}: {text(name, closest[name])}" for name in terms)
@@ -125,18 +125,16 @@ def _none(result: SweepResult, ran: pd.DataFrame) -> str:
     )
 
 
-def _sheds(result: SweepResult, trial: Mapping[str, Any]) -> bool:
-    """Whether a trial's replicas reject requests whose predicted TTFT is too long.
-
-    Trials don't hold the reasons of rejections; a fleet also rejects requests whose replicas were lost.
-    """
-    question, name = result.question, "shed_ttft_s"
-    scenario = at(question.scenario, {name: trial[name]} if name in result.knobs else {})
-    if question.fleet is None:
-        return scenario.shed_ttft_s is not None
-    groups = range(len(question.fleet.groups))
-    scenarios = [question.fleet.group_scenario(number, scenario) for number in groups]
-    return any(each.shed_ttft_s is not None for each in scenarios)
+def _advice(result: SweepResult, number: int, most: str) -> str:
+    """Why a trial rejects requests, what it rejects (`most`), and what would serve more of them."""
+    reasons = result.rejections.get(number, {})
+    if not reasons:  # a study of an earlier version
+        return f"{most}. A `pagecast replay` of it tells the reasons."
+    cures = [cure for start, cure in _CURES.items() if any(reason.startswith(start) for reason in reasons)]
+    if all(reason.startswith(_SHED) for reason in reasons):
+        most = f"the load is too high, and {most}"
+    counts = ", ".join(f'{count:,} as "{reason}"' for reason, count in reasons.items())
+    return " ".join([f"{most} ({counts}).", *(f"{cure} would serve more." for cure in cures)])
 
 
 def _gpus(count: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pagecast.planner_app.planner.fleet.knobs import KNOBS, fleet_at
@@ -58,13 +58,15 @@ COUNTS = frozenset(
 class TrialResult:
     """Result of a trial: `figures` by name (`FIGURES`), or the `reason` why the scenario can't run.
 
-    `costs` is the name of the step costs that it was served with.
+    `costs` is the name of the step costs that it was served with, `rejections` the number of rejected
+    requests by reason.
     """
 
     figures: Mapping[str, Figure]
     terms: tuple[TermVerdict, ...] = ()
     reason: str = ""
     costs: str = ""
+    rejections: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def meets(self) -> bool:
@@ -94,7 +96,10 @@ class Trials:
         except BadInput as error:
             return TrialResult({}, reason=str(error))
         return TrialResult(
-            figures_of(result), self.level.verdict(result).terms, costs=str(result.summary["costs"])
+            figures_of(result),
+            self.level.verdict(result).terms,
+            costs=str(result.summary["costs"]),
+            rejections=result.summary["rejected_reasons"],
         )
 
     def _replay(self, point: Point) -> Result:

@@ -1,6 +1,7 @@
 """Sweeps of fleets: each trial is the fleet's replay, its cost is of all GPUs, and no role is left empty."""
 
 import json
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,16 +83,42 @@ def test_the_cheapest_fleet_has_the_fewest_gpus_that_meet_the_slo():
     assert answer(result).startswith("cheapest fleet that meets ttft_p90<1s: replicas=")
 
 
-@pytest.mark.parametrize(("shed", "advises"), [(None, False), (60.0, True)])
-def test_a_fleet_that_lost_its_replica_is_not_said_to_have_too_high_a_load(shed, advises):
-    """Shedding is named only where it is set, and only as one of the reasons there may be."""
+@pytest.mark.parametrize("shed", [None, 60.0])
+def test_a_fleet_that_lost_its_replica_is_not_said_to_have_too_high_a_load(shed):
+    """Shedding is named only where it is a reason of rejections."""
     fleet = FleetSettings.make({"incidents": [{"at_s": 5.0, "replica": "replica-0"}], "retries": {"most": 0}})
     scenario = Scenario(gpu="L40S", costs="roofline", shed_ttft_s=shed)
     text = answer(sweep(asked(["max_num_seqs=8,16"], fleet, scenario=scenario), workers=1))
     assert text.startswith("no scenario of the space serves every request: max_num_seqs=")
     assert "the load is too high" not in text
-    assert ("--shed-ttft-s" in text) == advises
-    assert ("`pagecast replay` of it tells the reasons" in text) != advises
+    assert "--shed-ttft-s" not in text
+    assert 'as "its replica was lost, 0 retries"' in text or 'as "no replica was left"' in text
+    assert "More retries of the fleet (`retries.most`) would serve more." in text
+
+
+def test_a_fleet_that_sheds_is_said_to_have_too_high_a_load_also_by_a_study_that_goes_on(tmp_path):
+    scenario = Scenario(gpu="L4", costs="roofline", shed_ttft_s=0.1)
+    question = asked(["replicas=1,2"], scenario=scenario)
+    for replayed in (2, 0):
+        result = sweep(question, out=tmp_path / "study", workers=1)
+        assert result.replayed == replayed
+        text = answer(result)
+        assert "the load is too high, and replicas=" in text
+        assert 'as "predicted TTFT is above 0.1 s")' in text
+        assert text.endswith("a longer --shed-ttft-s would serve more.")
+    assert "retries" not in text
+
+
+def test_a_study_of_an_earlier_version_does_not_tell_why_requests_were_rejected(tmp_path):
+    scenario = Scenario(gpu="L4", costs="roofline", shed_ttft_s=0.1)
+    question = asked(["replicas=1,2"], scenario=scenario)
+    sweep(question, out=tmp_path / "study", workers=1)
+    with sqlite3.connect(tmp_path / "study" / "study.sqlite") as database:
+        database.execute("ALTER TABLE trials DROP COLUMN rejections")
+    database.close()
+    again = sweep(question, out=tmp_path / "study", workers=1)
+    assert again.replayed == 0
+    assert answer(again).endswith("A `pagecast replay` of it tells the reasons.")
 
 
 def test_a_fleet_over_time_goes_by_the_gpus_it_held():

@@ -26,7 +26,9 @@ def other_table(folder: Path) -> None:
 def other_rows(folder: Path) -> None:
     Store(folder, {}).close()
     database = sqlite3.connect(folder / "study.sqlite")
-    database.executescript("INSERT INTO trials VALUES (1, '[', '{}', '[]', '', '');")
+    database.executescript(
+        "INSERT INTO trials (number, point, figures, terms, reason) VALUES (1, '[', '{}', '[]', '');"
+    )
     database.close()
 
 
