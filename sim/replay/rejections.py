@@ -5,11 +5,23 @@ from __future__ import annotations
 import re
 
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.rules.sglang import NEVER_ADMITTED
+from pagecast.sim.core.rules.sglang import NEVER_ADMITTED, NEVER_AGAIN
 
 _AT_ANY_LOAD = re.compile(
     r"\d+ prompt \+ \d+ output tokens exceed |needs \d+ blocks of \d+ tokens; |" + re.escape(NEVER_ADMITTED)
 )
+
+# The kinds of reasons for which a replica rejects requests, N for a number of the scenario.
+KINDS = (
+    "prompt + output tokens exceed max_model_len N",
+    "prompt + output tokens exceed max_num_batched_tokens N, and prompts are not cut",
+    "needs more than the pool's N blocks of N tokens",
+    "needs more than its tenant's N blocks of N tokens",
+    "predicted TTFT is above N s",
+    NEVER_ADMITTED,
+    NEVER_AGAIN,
+)
+_KIND = re.compile("|".join(re.escape(name).replace("N", r"[0-9.e+-]+") for name in KINDS))
 
 
 def at_any_load(reason: str) -> bool:
@@ -23,6 +35,11 @@ def at_any_load(reason: str) -> bool:
 def is_for_load(request: Request) -> bool:
     """Whether a request was rejected, and the same request might be served at another time."""
     return request.state is State.REJECTED and not at_any_load(request.reason)
+
+
+def is_kind(text: str) -> bool:
+    """Whether a replica may reject a request for a reason of this kind (see `kind`)."""
+    return _KIND.fullmatch(text) is not None
 
 
 def kind(reason: str) -> str:

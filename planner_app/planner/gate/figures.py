@@ -11,9 +11,11 @@ from pagecast.planner_app.planner.gate.check_file import CheckFile
 from pagecast.planner_app.planner.served import ENDLESS, RequestCounts
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result
+from pagecast.sim.replay.rejections import KINDS, is_kind
 from pagecast.sim.replay.replicates import absent, summary_figures
 
 UNSERVED = "unserved"
+_REASON = "rejected_reasons."
 SIZES = ("num_gpu_blocks", "requests")  # which may be bounded, but are no forecasts
 FigureDraws = Mapping[str, Sequence[float | None]]
 
@@ -30,8 +32,13 @@ def bounded(result: Result) -> dict[str, float]:
 
 
 def exists(name: str, figures: Container[str]) -> bool:
-    """Whether there is such a figure: one of `figures`, or one that is a number where it is lacking."""
-    return name in figures or not isnan(absent(name))
+    """Whether there is such a figure: one of `figures`, or one that is a number where it is lacking.
+
+    Of the reasons of rejection those that a replica may have.
+    """
+    if name in figures:
+        return True
+    return not isnan(absent(name)) and (not name.startswith(_REASON) or is_kind(name.removeprefix(_REASON)))
 
 
 def value_of(name: str, figures: Mapping[str, float]) -> float:
@@ -52,6 +59,12 @@ def check_names(file: CheckFile, figures: Mapping[str, float]) -> None:
     """Errors: BadInput for a figure that no replay has, or a regression of one that can't be compared."""
     for where, names in (("limits", file.check.limits), ("regression", file.check.regression)):
         for name in names:
+            if name.startswith(_REASON) and not exists(name, figures):
+                raise BadInput(
+                    f"{file.path}: check.{where}: no request is ever rejected for "
+                    f"{name.removeprefix(_REASON)!r}; after {_REASON} give one of these, with numbers for N: "
+                    f"{'; '.join(KINDS)}"
+                )
             if not exists(name, figures):
                 near = get_close_matches(name.replace("_", "."), figures, 1, 0.5)
                 hint = f"did you mean {near[0]}?" if near else "see the names in `pagecast replay --json`"

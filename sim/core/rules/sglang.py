@@ -26,7 +26,7 @@ from pagecast.sim.core.sglang_settings import SglangSettings
 from pagecast.sim.core.step import Step
 
 NEVER_ADMITTED = "is not admitted by SGLang's rules even alone"
-_NEVER_AGAIN = "never fits again after it was retracted"
+NEVER_AGAIN = "never fits again after it was retracted"
 
 
 class SglangMix:
@@ -77,7 +77,7 @@ class SglangMix:
         assert isinstance(order, SglangFcfs)
         waiting = order.arrange(memory)
         if waiting:
-            step.abort(waiting[0], _NEVER_AGAIN if waiting[0].preemptions else NEVER_ADMITTED)
+            step.abort(waiting[0], NEVER_AGAIN if waiting[0].preemptions else NEVER_ADMITTED)
 
     # ---- merging
 

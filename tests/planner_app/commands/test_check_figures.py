@@ -184,3 +184,17 @@ def test_a_regression_of_a_reason_holds_where_nothing_is_rejected_for_it_any_mor
     assert checked(scenario(tmp_path, check, max_model_len=16_000), "--write-baseline", base) == 0
     assert checked(scenario(tmp_path, check, max_model_len=32_000), "--baseline", base) == 0
     assert "the only check holds" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("where", ["limits", "regression"])
+def test_a_slip_in_a_reason_of_rejection_is_an_error_that_lists_the_reasons(where, tmp_path, capsys):
+    name = REASON.replace("exceed", "excede")
+    asked = {"trace": "chat", "limit": 40, where: {name: {"max": 0} if where == "limits" else 0}}
+    more = ["--write-baseline", tmp_path / "base"] if where == "regression" else []
+    file = scenario(tmp_path, asked)
+    assert checked(file, *more) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"{file}: check.{where}: no request is ever rejected for " in err
+    assert "prompt + output tokens exceed max_model_len N; " in err
+    assert "predicted TTFT is above N s" in err

@@ -17,7 +17,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.replay import replay
-from pagecast.sim.replay.rejections import at_any_load
+from pagecast.sim.replay.rejections import at_any_load, is_kind
 from pagecast.sim.replay.replicates import summary_figures
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
@@ -139,6 +139,7 @@ def test_rejections_for_length_are_told_from_those_for_load(fields, tokens, alwa
     reasons = set(result.requests["reason"])
     assert reasons
     assert {at_any_load(reason) for reason in reasons} == {always}
+    assert all(is_kind(reason) for reason in result.summary["rejected_reasons"])
 
 
 def test_a_request_whose_replica_was_lost_is_unserved():
