@@ -39,7 +39,8 @@ def tune_report(tuned: TuneResult) -> str:
         for names in _drawn(ran)
         if all(name in ran and ran[name].notna().any() for name in names)
     ]
-    highlights = frozenset(at for at, value in enumerate(ran[tuned.knob]) if value == tuned.recommended)
+    chosen = tuned.table.assign(_chosen=tuned.is_chosen).loc[ran.index, "_chosen"]
+    highlights = frozenset(at for at, is_chosen in enumerate(chosen) if is_chosen)
     shown_tables = [
         HtmlTable("", header, rows, "The recommended setting is marked.", highlights)
         for header, rows in tables(tuned)
@@ -72,7 +73,7 @@ def _first_up(text: str) -> str:
 
 
 def _cards(tuned: TuneResult) -> list[SummaryCard]:
-    best_row = tuned.table[tuned.table[tuned.knob] == tuned.recommended]
+    best_row = tuned.table[tuned.is_chosen]
     if not len(best_row):
         return []
     row = best_row.iloc[0].to_dict()

@@ -81,6 +81,11 @@ class TuneResult:
     expected_error: str = ""
 
     @property
+    def is_chosen(self) -> list[bool]:
+        """Whether each row of the table is of the recommended value."""
+        return [self.recommends and value == self.recommended for value in self.table[self.knob]]
+
+    @property
     def recommends(self) -> bool:
         """Whether a value is recommended; if not, `reason` says why."""
         return len(_candidates(self.table)) > 0
@@ -190,7 +195,10 @@ def _table(knob: str, values: Sequence[KnobValue], results: dict[int, dict[str, 
         for row, value in enumerate(values)
         if row in results
     ]
-    return pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    if any(value is None for value in values):  # the default, which is no number, stays what it is
+        table[knob] = pd.Series([row[knob] for row in rows], dtype=object)
+    return table
 
 
 def recommend(table: pd.DataFrame, knob: str, thrifty_is_more: bool) -> tuple[KnobValue, str]:

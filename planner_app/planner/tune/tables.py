@@ -66,11 +66,12 @@ def tables(tuned: TuneResult) -> list[tuple[list[str], list[list[str]]]]:
 
 
 def _table(tuned: TuneResult, columns: tuple[str, ...]) -> tuple[list[str], list[list[str]]]:
-    ran = tuned.table[tuned.table["reason"] == ""]
+    table = tuned.table.assign(_chosen=tuned.is_chosen)
+    ran = table[table["reason"] == ""]
     names = [name for name in columns if name in ran and (name not in _WHERE_SOME or ran[name].any())]
     rows = []
     for row in ran.to_dict("records"):
-        star = "*" if row[tuned.knob] == tuned.recommended else ""
+        star = "*" if row["_chosen"] else ""
         rows.append([f"{star}{shown(row[tuned.knob])}", *(cell(name, row) for name in names)])
     return [tuned.knob.replace("_", " "), *(TITLES[name] for name in names)], rows
 

@@ -1,11 +1,13 @@
 """Tuning: what a block size and an HBM budget change, and a recommendation that follows from the figures."""
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import pandas as pd
 import pytest
 from pagecast.planner_app.cli import run as pagecast
+from pagecast.planner_app.commands.tune import as_dict
 from pagecast.planner_app.planner.sweep.question import SweepQuestion
 from pagecast.planner_app.planner.sweep.space import parse_space
 from pagecast.planner_app.planner.sweep.study import sweep
@@ -271,3 +273,20 @@ def test_a_reason_not_to_recommend_is_no_recommendation(tmp_path, capsys):
 def test_the_default_can_be_recommended(chat):
     tuned = tune_hbm_budget(chat, Scenario(costs="roofline"), "none", concurrency=False, workers=1)
     assert tuned.recommended is None and tuned.recommends
+
+
+@pytest.mark.parametrize(("values", "chosen"), [("none,0.8", "0.8"), ("0.2,none", "none")])
+def test_the_default_beside_numbers_is_called_none(values, chosen, chat):
+    scenario = Scenario(costs="roofline", gpu="L40S")
+    tuned = tune_hbm_budget(chat, scenario, values, concurrency=False, workers=1)
+    if chosen == "none":  # as where the number is no good
+        tuned = replace(tuned, recommended=None)
+    assert tuned.table[tuned.knob].tolist()[-1] is None
+    for _, rows in tables(tuned):
+        names = [row[0] for row in rows]
+        assert f"*{chosen}" in names
+        assert [name.lstrip("*") for name in names][-1] == "none"
+        assert sum(name.startswith("*") for name in names) == 1
+    page = tune_report(tuned)
+    assert "nan" not in page.split("<script")[0].lower().split()
+    assert as_dict(tuned)["settings"][-1][tuned.knob] is None
