@@ -10,7 +10,7 @@ from pagecast.planner_app.dashboard.shell.jobs import Results, results
 from pagecast.planner_app.dashboard.shell.replays import trace_for
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import PageView
-from pagecast.planner_app.planner.capacity.envelope import Envelope, envelope
+from pagecast.planner_app.planner.capacity.envelope import Envelope, binds, envelope
 from pagecast.planner_app.planner.capacity.planning import LEAST_REPLICATES, Answer, plan, steps
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.core.errors import BadInput
@@ -111,4 +111,4 @@ def _sentence(answer: Answer) -> str:
         return answer.sentence
     broken = " and ".join(term.text for term in answer.beyond.broken) if answer.beyond else ""
     text = f"one more user breaks {broken}" if broken else ""
-    return f"{text}; {answer.binding.limit} binds" if answer.binding and text else text
+    return f"{text}; {binds(answer.binding.limit)}" if answer.binding and text else text

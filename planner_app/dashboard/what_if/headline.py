@@ -19,6 +19,7 @@ from pagecast.planner_app.dashboard.what_if.admissible import (
     known_of,
 )
 from pagecast.planner_app.dashboard.what_if.advice import advice_on, advice_on_cost, advice_on_load
+from pagecast.planner_app.planner.capacity.envelope import binds
 from pagecast.planner_app.planner.prices import usd_per_million_tokens
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.wording.quantities import seconds
@@ -128,7 +129,7 @@ def _concurrency(results: ViewResults, base: _Base) -> Card:
     """The simulated answer with its interval, or greyed the static envelope until that is in."""
     room, answer = envelope_of(results.view, results.trace), results.admissible
     against = base.admissible
-    text = "" if room is None else f"static envelope {room.concurrency:,}: {room.binding} binds"
+    text = "" if room is None else f"static envelope {room.concurrency:,}: {binds(room.binding)}"
     if answer and answer.sentence:
         text = f"{answer.sentence}; {text}"
     value = float(answer.users) if answer else None if room is None else float(room.concurrency)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion
-from pagecast.planner_app.planner.capacity.envelope import KV_BLOCKS
+from pagecast.planner_app.planner.capacity.envelope import KV_BLOCKS, binds
 from pagecast.planner_app.planner.capacity.users import Load, LoadReplay
 from pagecast.planner_app.planner.execution.interface import Executor
 from pagecast.planner_app.planner.served import ENDLESS
@@ -101,7 +101,7 @@ class Binding:
         """The limit and the reason, in one sentence."""
         if self.without.holds:
             return f"nothing binds there: {self.why}"
-        return f"{self.limit} binds: {self.why}"
+        return f"{binds(self.limit)}: {self.why}"
 
     def to_dict(self) -> dict[str, Any]:
         """As printed in JSON."""

@@ -31,6 +31,11 @@ OVERFLOW = 0.01  # chance that the requests admitted do not fit
 _MOST = 1 << 20  # requests at once, where nothing else bounds them
 
 
+def binds(limit: str) -> str:
+    """The clause that says that a limit binds."""
+    return f"{limit} {'bind' if limit == KV_BLOCKS else 'binds'}"
+
+
 @dataclass(frozen=True, slots=True)
 class BlocksInUse:
     """KV blocks of one running request at a random moment, and at its end at most."""

@@ -39,6 +39,11 @@ def test_speed_that_is_not_the_nearest_binds_only_for_want_of_room_that_helps():
     assert "more room alone does not help: twice the KV blocks (3.9 x), " in text
 
 
+def test_kv_blocks_bind_and_a_batch_size_binds():
+    assert binding("KV blocks", 2.0, 0.5, 2, 2, 2).sentence.startswith("KV blocks bind: at 25% more load ")
+    assert binding("batch size", 2.0, 2, 0.5, 2, 2).sentence.startswith("batch size binds: at 25% more load ")
+
+
 def test_a_term_within_its_bound_binds_nothing():
     bound = binding("nothing", 0.64, 0.5, 0.6, 0.64, 0.3, held=True)
     assert bound.sentence == "nothing binds there: at 25% more load ttft_p99 is 0.64 x the bound, within it"
