@@ -11,7 +11,7 @@ scheduler nor a cost model: those are imported where they are used.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -385,16 +385,18 @@ class Scenario(BaseModel):
 
     # ---- what follows from the fields
 
+    def given(self, names: Iterable[str]) -> list[str]:
+        """Those of the fields that are given: their values differ from the defaults."""
+        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
+
     def without_effect(self, columns: Container[str]) -> list[tuple[list[str], str]]:
         """Fields that are given and change nothing, each list with what they need.
 
-        Given is what differs from its default. `columns`: those of the trace.
+        `columns`: those of the trace.
         """
         idle = []
         for need in _NEEDS:
-            given = [
-                name for name in need.fields if getattr(self, name) != type(self).model_fields[name].default
-            ]
+            given = self.given(need.fields)
             if given and not need.met(self, columns):
                 idle.append((given, need.text))
         return idle

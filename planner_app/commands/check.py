@@ -24,6 +24,7 @@ from pagecast.planner_app.reports.gate_files import write_junit, write_markdown
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result, replay
+from pagecast.sim.replay.notes import idle_note
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 from rich.table import Table
@@ -76,7 +77,7 @@ def check_command(
     notes = [*filter(None, [counts.sentence]), *judge.unserved_in_limits(file, figures)]
     if before is not None or write_baseline is None:
         notes.extend(_notes(file, before, facts["costs"]))
-    notes.extend((*trace.notes, facts["expected_error"]))
+    notes.extend((*trace.notes, *filter(None, [idle_note(trace, file.scenario)]), facts["expected_error"]))
     if before is not None or write_baseline is not None:
         if workers is None and result.summary["wall_s"] * file.check.draws < _SHORT_S:
             workers = 1

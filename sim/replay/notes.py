@@ -54,7 +54,7 @@ def scenario_notes(
         *memory_notes(scenario),
         _speculation(scenario),
         _acceptance(scenario, trace),
-        idle_note(scenario, trace),
+        idle_note(trace, scenario),
     ]
     return tuple(note for note in texts if note)
 
@@ -91,13 +91,27 @@ def _acceptance(scenario: Scenario, trace: Trace) -> Note | None:
     return Note("no_acceptance", method=config.method, drafts=config.num_speculative_tokens)
 
 
-def idle_note(scenario: Scenario, trace: Trace) -> str:
-    """One text on all fields that are given and change nothing; empty where there are none."""
+def idle_note(trace: Trace, *scenarios: Scenario) -> str:
+    """One text on all fields that are given and change nothing; empty where there are none.
+
+    Of several scenarios those that change nothing in any of them.
+    """
+    idle: dict[str, list[str]] = {}  # fields, by what they need
+    in_effect: set[str] = set()
+    for scenario in scenarios:
+        without = scenario.without_effect(trace.requests)
+        for names, need in without:
+            of_need = idle.setdefault(need, [])
+            of_need += [name for name in names if name not in of_need]
+        here = {name for names, _ in without for name in names}
+        in_effect.update(name for name in scenario.given(type(scenario).model_fields) if name not in here)
     parts = []
-    for names, need in scenario.without_effect(trace.requests):
-        *first, last = names
-        listed = f"{', '.join(first)} and {last}" if first else last
-        parts.append(f"{listed} {'have' if first else 'has'} no effect without {need}")
+    for need, names in idle.items():
+        left = [name for name in names if name not in in_effect]
+        if left:
+            *first, last = left
+            listed = f"{', '.join(first)} and {last}" if first else last
+            parts.append(f"{listed} {'have' if first else 'has'} no effect without {need}")
     return f"{'; '.join(parts)}." if parts else ""
 
 

@@ -256,7 +256,7 @@ def plan(
         *_notes(trace, work, question, answers, replicates),
         *([replicas_needed.warning] if replicas_needed and replicas_needed.warning else []),
         *sentences(memory_notes(scenario)),
-        *([idle] if (idle := idle_note(scenario, work)) else []),
+        *([idle] if (idle := idle_note(work, scenario)) else []),
         sentence(cost_model.expected_error()),
     )
     return CapacityPlan(

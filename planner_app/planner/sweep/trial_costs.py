@@ -11,12 +11,14 @@ from typing import Any
 
 import pandas as pd
 from pagecast.planner_app.planner.fleet.knobs import fleet_at
-from pagecast.planner_app.planner.sweep.space import shown
-from pagecast.planner_app.planner.sweep.study import SweepResult, record
+from pagecast.planner_app.planner.sweep.space import Point, shown
+from pagecast.planner_app.planner.sweep.study import SweepResult, record, records
 from pagecast.planner_app.planner.sweep.trial import at
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.planner_app.wording.quantities import counted
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.replay.notes import idle_note
+from pagecast.sim.scenario import Scenario
 
 ONE_REPLICA = (
     "Every trial is of one replica that serves the whole trace, and its cost is that replica's; "
@@ -57,9 +59,10 @@ def used(result: SweepResult) -> list[CostUse]:
 
 
 def notes(result: SweepResult, uses: list[CostUse]) -> list[str]:
-    """Sentences on `used` that whoever compares trials must know."""
+    """Sentences on fields without effect, and on `used`, that whoever compares trials must know."""
+    idle = [text] if (text := _idle(result)) else []
     if len(uses) < 2:
-        return [each.expected_error for each in uses if each.expected_error]
+        return [*idle, *(each.expected_error for each in uses if each.expected_error)]
     methods = ", ".join(
         f"{each.name} ({f'{each.where}, ' if each.where else ''}{counted(each.trials, 'trial')})"
         for each in uses
@@ -69,7 +72,24 @@ def notes(result: SweepResult, uses: list[CostUse]) -> list[str]:
         f"Step costs differ within this sweep: {methods}. What separates such trials is in part what "
         f"separates the methods{advice}."
     )
-    return [differ, *(f"{each.name}: {each.expected_error}" for each in uses if each.expected_error)]
+    return [*idle, differ, *(f"{each.name}: {each.expected_error}" for each in uses if each.expected_error)]
+
+
+def _idle(result: SweepResult) -> str:
+    """A sentence on fields that are given and change nothing in any trial that ran; empty without any."""
+    ran = result.table[result.table["reason"] == ""]
+    points = [{name: row[name] for name in result.knobs} for row in records(ran)]
+    try:
+        scenarios = [scenario for point in points for scenario in _scenarios(result, point)]
+    except BadInput:  # a file has gone since
+        return ""
+    return idle_note(result.question.trace, *scenarios)
+
+
+def _scenarios(result: SweepResult, point: Point) -> list[Scenario]:
+    """The scenarios of a trial's replica, or of its fleet's. Errors: BadInput where files have gone since."""
+    scenario, fleet = at(result.question.scenario, point), result.question.fleet
+    return [scenario] if fleet is None else fleet_at(fleet, point).revisions(scenario)
 
 
 def _where(result: SweepResult, ran: pd.DataFrame, name: str) -> str:
@@ -87,11 +107,8 @@ def _error(result: SweepResult, rows: pd.DataFrame) -> str:
     """The error to expect of the step costs that the first of these trials was served with."""
     row = record(rows.head(1))
     names = str(row["step_costs"]).split(" and ")  # of a fleet, one for each method
-    question, point = result.question, {name: row[name] for name in result.knobs}
     try:
-        scenario = at(question.scenario, point)
-        fleet = question.fleet
-        scenarios = [scenario] if fleet is None else fleet_at(fleet, point).revisions(scenario)
+        scenarios = _scenarios(result, {name: row[name] for name in result.knobs})
         models = [each.step_costs() for each in scenarios]
     except BadInput:  # a calibration's file has gone since
         return ""

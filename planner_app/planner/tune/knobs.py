@@ -25,6 +25,7 @@ from pagecast.planner_app.planner.tune.setting import Setting, Tuning
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.planner_app.wording.quantities import counted, seconds
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.replay.notes import idle_note
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
@@ -180,7 +181,7 @@ def tune(
         table,
         recommended,
         reason,
-        (*trace.notes, *notes),
+        (*trace.notes, *notes, *filter(None, [idle_note(trace, scenario)])),
         len(results) == len(jobs),
         costs.name,
         sentence(costs.expected_error()),
