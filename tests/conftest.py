@@ -1,5 +1,6 @@
 """Paths the tests share; data beside the project is used where it is present."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+def pytest_collection_finish() -> None:
+    """Keeps the garbage collector from searching the modules of all tests again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Libraries count what is left at Python's end."""
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

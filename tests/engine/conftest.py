@@ -1,9 +1,11 @@
 """Tiny random models of each family, made by transformers, an engine over them, and small traces."""
 
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -50,6 +52,33 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 FAMILIES = tuple(_FAMILIES)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def settled_already() -> Iterator[None]:
+    """Engines on the CPU leave the garbage collector alone, but for the test that is about it.
+
+    An engine has it search everything when it starts, which here is the modules of all tests: that takes a
+    third of a second, longer than most tests take. On a GPU the search is needed: it gives memory back.
+    """
+    from pagecast.engine import engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        if DEVICE == "cpu":
+            alone = SimpleNamespace(**{name: lambda: None for name in ("collect", "freeze", "unfreeze")})
+            patch.setattr(engine, "gc", alone)
+        yield
+
+
+@pytest.fixture
+def unsettled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Engines use the garbage collector as they do outside of tests."""
+    from pagecast.engine import engine
+
+    monkeypatch.setattr(engine, "gc", gc)
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @dataclass(frozen=True)

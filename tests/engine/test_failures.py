@@ -1,5 +1,6 @@
 """A failing request ends alone; a failing step ends the requests of that step."""
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -194,3 +195,17 @@ def test_a_step_that_was_cut_short_leaves_an_engine_that_serves(
     monkeypatch.undo()
     clean = engine_of(model_of("qwen2").folder).generate(PROMPTS, SHORT)
     assert ids(engine.generate(PROMPTS, SHORT)) == ids(clean)
+
+
+def test_the_garbage_collector_searches_an_engine_once_it_is_closed(
+    unsettled: None, model_of: Any, engine_of: Any
+) -> None:
+    """Its search would take a tenth of a second, in the middle of a step."""
+
+    def searched(engine: Any) -> bool:
+        return any(each is engine for each in gc.get_objects())
+
+    engine = engine_of(model_of("qwen2").folder)
+    assert not searched(engine)
+    engine.close()
+    assert searched(engine)
