@@ -799,10 +799,10 @@ def _engines() -> tuple[str, ...]:
     Profiles stand for the engine that they are named after.
     """
     from pagecast.sim.core.rules.profiles import PROFILES
-    from pagecast.sim.costs.calibration.file import Calibration, shipped
+    from pagecast.sim.costs.calibration.file import all_shipped
     from pagecast.sim.costs.measured.compose import LANES
 
-    calibrated = (str(Calibration.load(path).made_for.get("engine")) for path in shipped().values())
+    calibrated = (str(calibration.made_for.get("engine")) for calibration in all_shipped())
     return tuple(dict.fromkeys((*LANES, *calibrated, *PROFILES)))
 
 

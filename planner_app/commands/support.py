@@ -9,13 +9,8 @@ from typing import Annotated
 import typer
 from pagecast.planner_app import console
 from pagecast.sim.costs.calibration.choose import MEASURED, ROOFLINE
-from pagecast.sim.costs.calibration.support import (
-    CALIBRATED,
-    IMPOSSIBLE,
-    Support,
-    all_shipped,
-    support,
-)
+from pagecast.sim.costs.calibration.file import all_shipped
+from pagecast.sim.costs.calibration.support import CALIBRATED, IMPOSSIBLE, Support, support
 from pagecast.sim.costs.calibration.target import Target
 from pagecast.sim.costs.measured.tables import paths
 from pagecast.sim.machine.gpus import GPUS

@@ -7,7 +7,7 @@ from typing import Any
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
-from pagecast.sim.costs.calibration.file import Calibration, load, shipped
+from pagecast.sim.costs.calibration.file import Calibration, load, read_shipped, shipped
 from pagecast.sim.costs.calibration.shape import CPU, identity
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.gpus import gpu as find_gpu
@@ -40,7 +40,7 @@ def origin(calibration: Calibration) -> Calibration:
 
 def candidates() -> dict[str, Calibration]:
     """The shipped calibrations by name."""
-    return {name: Calibration.load(path) for name, path in shipped().items()}
+    return {name: read_shipped(path) for name, path in shipped().items()}
 
 
 def nearest(scenario: Scenario, calibrations: dict[str, Calibration]) -> str:

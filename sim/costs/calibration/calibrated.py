@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from pagecast.sim.core.plan import counts_as_decode
 from pagecast.sim.costs.calibration import trust
-from pagecast.sim.costs.calibration.curve import curve_weights, padded
+from pagecast.sim.costs.calibration.curve import curve_weights, padded, table_weights
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
 from pagecast.sim.costs.calibration.option_costs import UNKNOWN, OptionCosts
 from pagecast.sim.costs.families.common import LAUNCH_FLOOR, REQUEST
@@ -43,9 +43,8 @@ class CalibratedCosts:
         self._hidden = c.host.launch_ns if pipeline_depth else 0.0
         self._busy = 1.0 + (c.host.busy if pipeline_depth else 0.0)
         self._family = family(c.shape.family)
-        every = np.arange(_TABLE + 1)
-        self._matrix: list[float] = self._matrix_ns(every, c.shape.graph_sizes).tolist()
-        self._prompt_matrix: list[float] = self._matrix_ns(every, c.shape.prompt_sizes).tolist()
+        self._matrix = self._table_ns(c.shape.graph_sizes)
+        self._prompt_matrix = self._table_ns(c.shape.prompt_sizes)
         self._largest_graph = c.shape.largest_graph
         self._lines: dict[int, DecodeLine] = {}
         self._step_terms = self._charged(Place.DEVICE, Place.HOST)
@@ -138,6 +137,11 @@ class CalibratedCosts:
         for chunk in prefill:
             tokens += chunk[0]
         return ComputedStep(n, ctx, longest, prefill, after, tokens, tokens > self._largest_graph)
+
+    def _table_ns(self, sizes: tuple[int, ...]) -> list[float]:
+        """Matrix work by tokens."""
+        table: list[float] = (table_weights(_TABLE, sizes, self.calibration.knots) @ self._curve).tolist()
+        return table
 
     def _matrix_ns(self, tokens: Ints, sizes: tuple[int, ...]) -> Floats:
         weights = curve_weights(padded(tokens, sizes), self.calibration.knots)

@@ -10,7 +10,7 @@ from math import log
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import MEASURED as HOST_MEASURED
-from pagecast.sim.costs.calibration.file import Calibration, load, shipped
+from pagecast.sim.costs.calibration.file import Calibration, all_shipped, load
 from pagecast.sim.costs.calibration.shape import CPU, identity
 from pagecast.sim.costs.calibration.target import Target
 from pagecast.sim.costs.calibration.transfer import costs_for, difference
@@ -44,7 +44,7 @@ def choose(name: str, target: Target, *, transfer: bool = False) -> StepCosts:
         return _corrected(corrections, target, transfer=transfer)
     if name != AUTO:
         return costs_for(load(name.removesuffix(TRANSFERRED)), target, transfer=transfer)
-    calibrations = [Calibration.load(path) for path in shipped().values()]
+    calibrations = all_shipped()
     fits = [calibration for calibration in calibrations if misfit(calibration, target) is None]
     if fits:
         return costs_for(max(fits, key=_version), target, transfer=transfer)

@@ -6,6 +6,8 @@ the fixed cost of a step. Tokens are padded to CUDA graph sizes where graphs exi
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -35,4 +37,12 @@ def curve_weights(tokens: Floats, knots: tuple[int, ...]) -> Floats:
     rows = np.arange(len(tokens))
     weights[rows, left] = 1.0 - share
     weights[rows, left + 1] = share
+    return weights
+
+
+@lru_cache(8)
+def table_weights(most: int, sizes: tuple[int, ...], knots: tuple[int, ...]) -> Floats:
+    """`curve_weights` of 0 to `most` tokens, padded; kept, for all draws of a calibration have the same."""
+    weights = curve_weights(padded(np.arange(most + 1), sizes), knots)
+    weights.flags.writeable = False
     return weights

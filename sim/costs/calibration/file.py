@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -267,11 +268,22 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(entries)}
 
 
+@cache
+def read_shipped(path: Path) -> Calibration:
+    """One of those that `shipped` names; kept, for a study asks for its costs at every replay."""
+    return Calibration.load(path)
+
+
+def all_shipped() -> list[Calibration]:
+    """The calibrations that come with pagecast."""
+    return [read_shipped(path) for path in shipped().values()]
+
+
 def load(name: str) -> Calibration:
     """A shipped calibration by name, or a file. Errors: BadInput naming those there are."""
     names = shipped()
     if name in names:
-        return Calibration.load(names[name])
+        return read_shipped(names[name])
     if Path(name).is_file():
         return Calibration.load(name)
     raise BadInput(

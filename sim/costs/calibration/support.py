@@ -8,7 +8,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.choose import MEASURED, ROOFLINE, misfit
 from pagecast.sim.costs.calibration.draw import half_width_percent
-from pagecast.sim.costs.calibration.file import Calibration, shipped
+from pagecast.sim.costs.calibration.file import Calibration, all_shipped
 from pagecast.sim.costs.calibration.target import Target
 from pagecast.sim.costs.measured.missing import NotMeasured
 
@@ -45,11 +45,6 @@ def support(target: Target, calibrations: list[Calibration] | None = None) -> Su
         detail,
         None if width is None else round(width, 1),
     )
-
-
-def all_shipped() -> list[Calibration]:
-    """The calibrations that come with pagecast."""
-    return [Calibration.load(path) for path in shipped().values()]
 
 
 def _tier(target: Target, calibrations: list[Calibration]) -> tuple[str, str, float | None]:

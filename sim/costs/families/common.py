@@ -12,6 +12,7 @@ from pagecast.sim.costs.families.term import ComputedStep, Place, Term, Units
 REQUEST = "request"
 PROMPT_STEP = "prompt_step"
 LAUNCH_FLOOR = "launch_floor"
+SHAPES = 4  # whose units are kept, so that all draws of a calibration count them once
 
 
 def every_shape(units: Units) -> Callable[[TileShape], Units]:
@@ -19,6 +20,7 @@ def every_shape(units: Units) -> Callable[[TileShape], Units]:
     return lambda _: units
 
 
+@lru_cache(SHAPES)
 def prompt_tiles(shape: TileShape) -> Units:
     """Key blocks of prompt attention on each SM, where the tiles are shared evenly."""
     share, group = shape.kv_heads / shape.sms, shape.group

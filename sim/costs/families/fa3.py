@@ -20,6 +20,7 @@ from pagecast.sim.costs.families.common import (
     PROMPT_STEPS,
     REQUESTS,
     REQUESTS_BESIDE_PROMPTS,
+    SHAPES,
     TOKENS_AFTER_PROMPTS,
     UNGRAPHED_STEPS,
     prompt_tiles,
@@ -77,6 +78,7 @@ def splits_beside(shape: TileShape, chunk_tokens: int) -> bool:
     return shape.kv_heads * -(-chunk_tokens // tile_rows(shape.group)) < SPLIT_BELOW * shape.sms
 
 
+@lru_cache(SHAPES)
 def _kv_tokens(shape: TileShape) -> Units:
     """Context tokens that decode attention reads, with the time of SMs left idle."""
     tail = tail_tokens(shape)
@@ -100,6 +102,7 @@ def _kv_tokens(shape: TileShape) -> Units:
     return units
 
 
+@lru_cache(SHAPES)
 def _prompt_tiles(shape: TileShape) -> Units:
     """Key blocks of prompt attention on each SM.
 

@@ -22,6 +22,7 @@ from pagecast.sim.costs.families.common import (
     PROMPT_STEP,
     REQUEST,
     REQUESTS_BESIDE_PROMPTS,
+    SHAPES,
     TOKENS_AFTER_PROMPTS,
     every_shape,
 )
@@ -129,6 +130,7 @@ def _tile_blocks(tokens: int, context: int, rows: int) -> npt.NDArray[np.int64]:
     return np.asarray(-(-ends[::-1] // BLOCK), np.int64)
 
 
+@lru_cache(SHAPES)
 def _spans(shape: TileShape) -> Units:
     @lru_cache(1 << 16)
     def span(prefill: tuple[tuple[int, int], ...]) -> float:

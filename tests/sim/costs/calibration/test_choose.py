@@ -3,6 +3,7 @@
 import pytest
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration import file
 from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
@@ -52,6 +53,18 @@ def test_the_nearest_is_the_model_then_the_gpu_then_the_weight():
         .name.startswith("pagecast-h200-qwen3-0.6b")
     )
     assert Scenario(model="Qwen/Qwen3-14B", **own).step_costs().name.startswith("pagecast-h200-qwen3-8b")
+
+
+def test_the_shipped_calibrations_are_read_once(monkeypatch):
+    """A study asks for its costs at every replay."""
+    first = Scenario().step_costs()
+
+    def read_again(*_):
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(file, "read_json", read_again)
+    assert Scenario(max_num_seqs=9).step_costs().name == first.name
+    assert Scenario(costs=FITS).step_costs().name == FITS
 
 
 def test_an_engine_without_a_calibration_is_not_given_another_engines():
