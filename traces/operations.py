@@ -14,7 +14,17 @@ import numpy as np
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.content import own_output, own_prompt
-from pagecast.traces.schema import COLUMNS, Ints, Recipe, Spans, Trace, nominal_arrival_s, starts, table
+from pagecast.traces.schema import (
+    COLUMNS,
+    TEXTS,
+    Ints,
+    Recipe,
+    Spans,
+    Trace,
+    nominal_arrival_s,
+    starts,
+    table,
+)
 
 _FIRST_PRIVATE = own_prompt(0)
 assert (own_output(0), own_prompt(1)) == (_FIRST_PRIVATE + 1, _FIRST_PRIVATE + 2)
@@ -60,7 +70,9 @@ def _move_spans(trace: Trace, spans: Spans, rows: Ints, new_rows: Ints) -> Spans
 
 def sort(trace: Trace) -> Trace:
     """Requests in order of arrival, as far as it is known before they are served; ties keep their order."""
-    return select(trace, np.argsort(nominal_arrival_s(trace), kind="stable"))
+    order = np.argsort(nominal_arrival_s(trace), kind="stable")
+    in_order = bool((order == np.arange(len(order))).all())
+    return replace(trace, recipe=None) if in_order else select(trace, order)
 
 
 def slice(
@@ -139,10 +151,11 @@ def mix(traces: Sequence[Trace], *, share_contents: bool = False, name: str = "m
     if len(traces) == 1:
         return replace(traces[0], name=name)
     ids = [row for trace in traces for row in trace.token_ids or ()]
+    shifts = _text_shifts(traces, share_contents)
     mixed = Trace(
         name,
-        table(_mixed_columns(traces, share_contents)),
-        _mixed_spans(traces, share_contents),
+        table(_mixed_columns(traces, shifts, share_contents)),
+        _mixed_spans(traces, shifts),
         ids if traces[0].token_ids is not None else None,
         tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
     )
@@ -166,32 +179,39 @@ def _text_shifts(traces: Sequence[Trace], share_contents: bool) -> list[int]:
     return [int(shift) for shift in starts(np.array(used, dtype=np.int64))[:-1]]
 
 
-def _mixed_columns(traces: Sequence[Trace], share_contents: bool) -> dict[str, Any]:
+def _mixed_columns(traces: Sequence[Trace], shifts: Sequence[int], share_contents: bool) -> dict[str, Any]:
     salted = traces[0].token_ids is not None and not share_contents
     names = [name for name in COLUMNS if any(name in trace.requests for trace in traces)]
     names += ["salt"] if salted and "salt" not in names else []
-    shifts = _text_shifts(traces, share_contents)
-    before = starts(np.array([len(trace) for trace in traces], dtype=np.int64))
-    parts: dict[str, list[Any]] = {name: [] for name in names}
-    for number, (trace, shift) in enumerate(zip(traces, shifts, strict=True)):
-        for name in names:
-            column = trace.column(name)
-            if name == "after":
-                column = column.where(column < 0, column + int(before[number]))
-            elif name == "output_content":
-                column = column.where(column < 0, column + shift)
-            elif name == "session":
-                column = f"{number}/" + column
-            elif name == "salt" and salted:
-                column = f"{number}/" + column.fillna("")
-            parts[name].append(column)
-    return {name: pd.concat(columns, ignore_index=True) for name, columns in parts.items()}
+    before = starts(np.array([len(trace) for trace in traces], dtype=np.int64))[:-1].tolist()
+    mixed: dict[str, Any] = {}
+    for name in names:
+        if name == "after":
+            mixed[name] = _shifted(traces, name, before)
+        elif name == "output_content":
+            mixed[name] = _shifted(traces, name, shifts)
+        elif name in TEXTS:
+            numbered = name == "session" or (name == "salt" and salted)
+            texts = [trace.column(name) for trace in traces]
+            texts = [column.fillna("") for column in texts] if name == "salt" and salted else texts
+            texts = [f"{number}/" + column for number, column in enumerate(texts)] if numbered else texts
+            mixed[name] = pd.concat(texts, ignore_index=True)
+        else:
+            mixed[name] = np.concatenate([trace.column(name).to_numpy() for trace in traces])
+    return mixed
 
 
-def _mixed_spans(traces: Sequence[Trace], share_contents: bool) -> Spans | None:
+def _shifted(traces: Sequence[Trace], name: str, shifts: Sequence[int]) -> Ints:
+    """A column of numbers, -1 for none, with each trace's own shift added to its numbers."""
+    columns = [trace.integers(name) for trace in traces]
+    return np.concatenate(
+        [np.where(column < 0, column, column + shift) for column, shift in zip(columns, shifts, strict=True)]
+    )
+
+
+def _mixed_spans(traces: Sequence[Trace], shifts: Sequence[int]) -> Spans | None:
     if all(trace.spans is None for trace in traces):
         return None
-    shifts = _text_shifts(traces, share_contents)
     before = 0
     counts, contents, offsets, lengths = [], [], [], []
     for trace, shift in zip(traces, shifts, strict=True):

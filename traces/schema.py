@@ -184,16 +184,18 @@ def table(columns: Mapping[str, Any]) -> pd.DataFrame:
     series_by_name = {}
     for name in COLUMNS:
         if name in columns:
-            series = pd.Series(columns[name], dtype=dtype(name)).reset_index(drop=True)
+            series = pd.Series(columns[name], dtype=dtype(name))
+            series.index = pd.RangeIndex(len(series))
             if name in REQUIRED or not _only_default(series, DEFAULTS[name]):
                 series_by_name[name] = series
     return pd.DataFrame(series_by_name)
 
 
 def _only_default(series: pd.Series, default: Any) -> bool:
-    if default is None or default != default:
+    if default is None:
         return bool(series.isna().all())
-    return bool((series == default).all())
+    values = series.to_numpy()
+    return bool((np.isnan(values) if default != default else values == default).all())
 
 
 def kept_recipe(recipe: object, limit: int | None, rows: int) -> Recipe | None:

@@ -11,7 +11,6 @@ that occur in it alone (system prompts keep their names), in a window all.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +18,7 @@ from pagecast.sim.note import Note
 from pagecast.sim.replay.clients import session_numbers
 from pagecast.traces.operations import mix, select
 from pagecast.traces.recipe import another
-from pagecast.traces.schema import Trace, nominal_arrival_s, table
+from pagecast.traces.schema import Trace, nominal_arrival_s
 from pagecast.traces.seeds import checked_seed
 
 Ints = npt.NDArray[np.int64]
@@ -54,9 +53,9 @@ def _resampled(trace: Trace, seed: int) -> Trace:
         rows = np.flatnonzero(slot_of_unit[units] >= 0)
         layer = select(trace, rows)
         shift = begins[slot_of_unit[units[rows]]] - begins[units[rows]]
-        columns: dict[str, Any] = {str(name): layer.requests[name] for name in layer.requests}
-        columns["arrival_s"] = np.maximum(layer.requests["arrival_s"].to_numpy(np.float64) + shift, 0.0)
-        layers.append(_renamed(replace(layer, requests=table(columns)), own, number * used, number))
+        moved = np.maximum(layer.seconds("arrival_s") + shift, 0.0)
+        requests = layer.requests.assign(arrival_s=moved)
+        layers.append(_renamed(replace(layer, requests=requests), own, number * used, number))
     return replace(mix(layers, share_contents=True, name=trace.name), notes=trace.notes)
 
 
@@ -139,15 +138,15 @@ def _renamed(trace: Trace, own: Ints, shift: int, copy: int) -> Trace:
     """
     if copy == 0:
         return trace
-    columns: dict[str, Any] = {str(name): trace.requests[name] for name in trace.requests}
+    requests = trace.requests
     if trace.token_ids is not None:
-        columns["salt"] = trace.column("salt").fillna("").astype("string") + f" copy {copy}"
-        return replace(trace, requests=table(columns))
+        salt = trace.column("salt").fillna("").astype("string") + f" copy {copy}"
+        return replace(trace, requests=requests.assign(salt=salt))
 
     def rename(names: Ints) -> Ints:
         return np.where(np.isin(names, own), names + shift, names)
 
-    if "output_content" in columns:
-        columns["output_content"] = rename(trace.integers("output_content"))
+    if "output_content" in requests:
+        requests = requests.assign(output_content=rename(trace.integers("output_content")))
     spans = None if trace.spans is None else replace(trace.spans, content=rename(trace.spans.content))
-    return replace(trace, spans=spans, requests=table(columns))
+    return replace(trace, spans=spans, requests=requests)

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, inf
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from pagecast.sim.replay import Result, replay
 from pagecast.sim.replay.clients import Chains, ClosedLoop
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import mix, scale, select
-from pagecast.traces.schema import Trace, nominal_arrival_s, table
+from pagecast.traces.schema import Trace, nominal_arrival_s
 
 Floats = npt.NDArray[np.float64]
 LoadKind = Literal["concurrency", "rate", "users"]
@@ -213,9 +213,8 @@ def repeated(trace: Trace, copies: int, period_s: float | None = None) -> Trace:
     if period_s is None:  # in a closed loop only the order counts
         period_s = float(nominal_arrival_s(trace).max()) + 1.0
     arrival = trace.seconds("arrival_s")
-    own: dict[str, Any] = {str(name): trace.requests[name] for name in trace.requests}
     layers = [
-        replace(trace, requests=table({**own, "arrival_s": arrival + number * period_s}))
+        replace(trace, requests=trace.requests.assign(arrival_s=arrival + number * period_s))
         for number in range(copies)
     ]
     return mix(layers, name=trace.name)
