@@ -42,33 +42,40 @@ def tenant_figures(
     these figures are None.
     """
     sizes = np.broadcast_to(block_size, len(table))
+    states, ttft_s = table["state"].to_numpy(object), table["ttft_s"].to_numpy(np.float64)
+    outputs, preemptions = (table[name].to_numpy(np.int64) for name in ("output_tokens", "preemptions"))
+    prompts = table[["admitted_s", "input_tokens", "cached_tokens", "partial_tokens"]]
+    evicted = None if ledger is None else ledger.evicted
+    takers = None if ledger is None else _takers(ledger)
     figures = {}
-    for tenant, places in sorted(table.groupby("tenant").indices.items()):
-        rows = table.iloc[places]
-        states = rows["state"].value_counts()
-        hits = prefix_hits(rows, sizes[places])
-        accepted = rows[rows["state"] != "rejected"]
-        ttft = accepted["ttft_s"].to_numpy(np.float64)
+    for tenant, rows in sorted(table.groupby("tenant").indices.items()):
+        name, mine = str(tenant), states[rows]
+        accepted = rows[mine != "rejected"]
+        ttft = ttft_s[accepted]
         ttft = ttft[~np.isnan(ttft)]
-        figures[str(tenant)] = {
+        hits = prefix_hits(prompts.iloc[rows], sizes[rows])
+        figures[name] = {
             "requests": len(rows),
-            **{state: int(states.get(state, 0)) for state in ("completed", "rejected", "cancelled")},
+            **{state: int((mine == state).sum()) for state in ("completed", "rejected", "cancelled")},
             "ttft_mean_s": float(ttft.mean()) if len(ttft) else None,
             "ttft_p99_s": float(np.percentile(ttft, 99)) if len(ttft) else None,
-            "output_tokens": int(accepted["output_tokens"].sum()),
+            "output_tokens": int(outputs[accepted].sum()),
             "eligible_prefix_tokens": hits.eligible,
             "reused_prefix_tokens": hits.reused,
             "token_hit_rate": hits.rate,
-            "preemptions": int(rows["preemptions"].sum()),
-            "evicted_blocks": None if ledger is None else ledger.evicted[str(tenant)],
-            "evicted_by": None if ledger is None else _evicted_by(ledger, str(tenant)),
+            "preemptions": int(preemptions[rows].sum()),
+            "evicted_blocks": None if evicted is None else evicted[name],
+            "evicted_by": None if takers is None else takers.get(name, {}),
         }
     return figures
 
 
-def _evicted_by(ledger: TenantLedger, tenant: str) -> dict[str, int]:
-    pairs = sorted(ledger.evicted_for.items())
-    return {taker: count for (taker, loser), count in pairs if loser == tenant}
+def _takers(ledger: TenantLedger) -> dict[str, dict[str, int]]:
+    """By who lost content: how many blocks of it each tenant took."""
+    takers: dict[str, dict[str, int]] = {}
+    for (taker, loser), blocks in sorted(ledger.evicted_for.items()):
+        takers.setdefault(loser, {})[taker] = blocks
+    return takers
 
 
 def without_salts(trace: Trace) -> Trace:
