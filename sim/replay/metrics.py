@@ -28,6 +28,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
+PROMPT_TOKENS = ("input_tokens", "cached_tokens", "partial_tokens", "external_tokens", "disk_tokens")
 _NS = 1e-9
 
 
@@ -73,25 +74,28 @@ def request_table(rows: pd.DataFrame, lookup_s: Floats, reasons: dict[int, str])
 
     `lookup_s`: the seconds of `prefix_lookup_s`, by row.
     """
-    table = pd.DataFrame({"row": rows["row"]})
+    columns: dict[str, Any] = {"row": rows["row"].to_numpy()}
     states = np.array(["completed", "cancelled", "rejected"])
-    table["state"] = states[rows["state"].to_numpy()]
+    columns["state"] = states[rows["state"].to_numpy()]
     for name in ("arrival", "admitted", "first_token", "finished"):
         ns = rows[f"{name}_ns"].to_numpy()
-        table[f"{name}_s"] = np.where(ns < 0, np.nan, ns * _NS)
+        columns[f"{name}_s"] = np.where(ns < 0, np.nan, ns * _NS)
     for name in COUNT_COLUMNS:
-        table[name] = np.maximum(rows[name], 0)
-    table["prefix_lookup_s"] = lookup_s
-    table["queue_s"] = table["admitted_s"] - table["arrival_s"] - table["prefix_lookup_s"]
-    table["prefill_s"] = table["first_token_s"] - table["admitted_s"]
-    table["ttft_s"] = table["first_token_s"] - table["arrival_s"]
-    done = table["state"].to_numpy() == "completed"
-    table["decode_s"] = np.where(done, table["finished_s"] - table["first_token_s"], np.nan)
-    table["e2e_s"] = np.where(done, table["finished_s"] - table["arrival_s"], np.nan)
-    gaps = table["output_tokens"].to_numpy() - 1
-    table["tpot_s"] = np.where(gaps > 0, table["decode_s"] / np.maximum(gaps, 1), np.nan)
-    table["reason"] = [reasons.get(row, "") for row in table["row"].tolist()] if reasons else ""
-    return table
+        columns[name] = np.maximum(rows[name].to_numpy(), 0)
+    arrival, admitted, first, finished = (
+        columns[name] for name in ("arrival_s", "admitted_s", "first_token_s", "finished_s")
+    )
+    columns["prefix_lookup_s"] = lookup_s
+    columns["queue_s"] = admitted - arrival - lookup_s
+    columns["prefill_s"] = first - admitted
+    columns["ttft_s"] = first - arrival
+    done = columns["state"] == "completed"
+    columns["decode_s"] = np.where(done, finished - first, np.nan)
+    columns["e2e_s"] = np.where(done, finished - arrival, np.nan)
+    gaps = columns["output_tokens"] - 1
+    columns["tpot_s"] = np.where(gaps > 0, columns["decode_s"] / np.maximum(gaps, 1), np.nan)
+    columns["reason"] = [reasons.get(row, "") for row in columns["row"].tolist()] if reasons else ""
+    return pd.DataFrame(columns, index=rows.index)
 
 
 class PrefixHits(NamedTuple):
@@ -140,13 +144,13 @@ def prompt_sources(admitted: pd.DataFrame) -> dict[str, int]:
 def latency_summary(table: pd.DataFrame) -> dict[str, Any]:
     """Statistics of every latency over the requests that reached it."""
     names = ("ttft_s", "tpot_s", "e2e_s", "queue_s", "prefix_lookup_s", "prefill_s", "decode_s")
-    accepted_rows = table[table["state"] != "rejected"]
+    accepted = table["state"].to_numpy(object) != "rejected"
+    admitted = ~np.isnan(table["admitted_s"].to_numpy(np.float64))
     summary: dict[str, Any] = {}
     for name in names:
-        values = accepted_rows[name].to_numpy(np.float64)
-        if name == "prefix_lookup_s":
-            values = values[~np.isnan(accepted_rows["admitted_s"].to_numpy(np.float64))]
-        summary[name] = statistics(values[~np.isnan(values)])
+        values = table[name].to_numpy(np.float64)
+        counts = accepted & admitted if name == "prefix_lookup_s" else accepted
+        summary[name] = statistics(values[counts & ~np.isnan(values)])
     return summary
 
 
@@ -173,20 +177,21 @@ def telling(table: pd.DataFrame) -> bool:
 
 def _equal_queues(table: pd.DataFrame) -> tuple[Floats, Ints, Flags, Flags]:
     """TTFT and bin of each request, and which with and without a hit lie in bins that have both."""
-    got = table[table["ttft_s"].notna()]
-    hit = got["cached_tokens"].to_numpy() > 0
-    bins = np.ceil(np.log2(got["queue_depth"].to_numpy(np.float64) + 1)).astype(np.int64)
+    ttft = table["ttft_s"].to_numpy(np.float64)
+    got = ~np.isnan(ttft)
+    hit = table["cached_tokens"].to_numpy()[got] > 0
+    bins = np.ceil(np.log2(table["queue_depth"].to_numpy(np.float64)[got] + 1)).astype(np.int64)
     size = int(bins.max()) + 1 if len(bins) else 1
     both = (np.bincount(bins[hit], minlength=size) > 0) & (np.bincount(bins[~hit], minlength=size) > 0)
-    return got["ttft_s"].to_numpy(np.float64), bins, hit & both[bins], ~hit & both[bins]
+    return ttft[got], bins, hit & both[bins], ~hit & both[bins]
 
 
 def prefill_avoided_s(table: pd.DataFrame, costs: StepCosts) -> float:
     """Device seconds that reused prefixes saved: what each prompt would have cost alone, less what it did."""
-    hit = table[table["cached_tokens"] > 0]
-    if not len(hit):
+    pairs = table[["input_tokens", "cached_tokens"]].to_numpy(np.int64)
+    pairs = pairs[pairs[:, 1] > 0]
+    if not len(pairs):
         return 0.0
-    pairs = hit[["input_tokens", "cached_tokens"]].to_numpy(np.int64)
     unique, counts = np.unique(pairs, axis=0, return_counts=True)
     saved = 0
     for (tokens, cached), count in zip(unique.tolist(), counts.tolist(), strict=True):

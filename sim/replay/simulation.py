@@ -36,6 +36,7 @@ from pagecast.sim.replay.eviction_figures import merged_eviction
 from pagecast.sim.replay.folder import replacing, save, save_summary
 from pagecast.sim.replay.kv_event_file import KvEventFile
 from pagecast.sim.replay.metrics import (
+    PROMPT_TOKENS,
     Ints,
     cached_and_uncached,
     latency_summary,
@@ -299,26 +300,26 @@ def summarise(
     wall_s: float,
 ) -> dict[str, Any]:
     """The figures of one replica, or of several equal ones. `table` has the requests that ended there."""
-    states = table["state"].value_counts()
-    accepted_rows = table[table["state"] != "rejected"]
-    completed = table[table["state"] == "completed"]
-    ends = accepted_rows["finished_s"].to_numpy(np.float64)
-    makespan = float(ends.max() - table["arrival_s"].min()) if len(accepted_rows) else 0.0
-    output = int(accepted_rows["output_tokens"].sum())
-    admitted = table[table["admitted_s"].notna()]
+    states = table["state"].to_numpy(object)
+    inputs, outputs = (table[name].to_numpy(np.int64) for name in ("input_tokens", "output_tokens"))
+    completed, rejected = states == "completed", states == "rejected"
+    ends = table["finished_s"].to_numpy(np.float64)[~rejected]
+    makespan = float(ends.max() - table["arrival_s"].min()) if len(ends) else 0.0
+    output = int(outputs[~rejected].sum())
+    admitted = table[list(PROMPT_TOKENS)][table["admitted_s"].notna()]
     hits = prefix_hits(table, counted.limits.block_size)
-    sequence_tokens = (completed["input_tokens"] + completed["output_tokens"] - 1).tolist()
+    sequence_tokens = (inputs + outputs - 1)[completed].tolist()
     cached, uncached = cached_and_uncached(table)
-    refused = table[table["state"] == "rejected"]["reason"].map(kind).value_counts()
+    refused = table["reason"][rejected].map(kind).value_counts()
     return {
         "requests": len(table),
-        "completed": int(states.get("completed", 0)),
-        "rejected": int(states.get("rejected", 0)),
-        "cancelled": int(states.get("cancelled", 0)),
+        "completed": int(completed.sum()),
+        "rejected": int(rejected.sum()),
+        "cancelled": int((states == "cancelled").sum()),
         "makespan_s": makespan,
         "wall_s": wall_s,
         "steps": counted.steps,
-        "input_tokens": int(accepted_rows["input_tokens"].sum()),
+        "input_tokens": int(inputs[~rejected].sum()),
         "output_tokens": output,
         "output_tokens_per_s": output / makespan if makespan > 0 else 0.0,
         **latency_summary(table),
