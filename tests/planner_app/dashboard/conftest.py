@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
 
 
+@pytest.fixture(scope="session")
+def components_searched_once() -> Iterator[None]:
+    """Each run of an `AppTest` has streamlit read the metadata of every installed package, as a server does
+    once when it starts."""
+    from streamlit.components.v2 import manifest_scanner as scanner
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scanner, "scan_component_manifests", cache(scanner.scan_component_manifests))
+        yield
+
+
 @pytest.fixture
-def no_browser(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_browser(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Pages do not wait for a browser's first look."""
     pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
+    request.getfixturevalue("components_searched_once")
     from pagecast.planner_app.dashboard.what_if import page
 
     monkeypatch.setattr(page, "FIRST_LOOK_S", 0)

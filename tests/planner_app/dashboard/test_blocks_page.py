@@ -24,6 +24,7 @@ from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
 from streamlit.testing.v1 import AppTest
 
+pytestmark = pytest.mark.usefixtures("components_searched_once")
 _RUN = Path(__file__).parents[2] / "engine/recorded/h200c-qwen3-8b-chat-async"
 _HAND = {"watch": "By hand"}
 
