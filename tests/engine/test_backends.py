@@ -14,6 +14,10 @@ from pagecast.sim.core.errors import BadInput, CannotRunHere
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}'
 
 
+# Kernels are interpreted where there is no GPU: a program for each KV head of each layer.
+SMALL = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+
+
 def with_triton(engine: Any) -> Any:
     """The same engine with its attention by the kernels, and without the steps that were captured on a GPU:
     these use the memory of the backend that is replaced."""
@@ -62,7 +66,7 @@ def test_padded_decode_steps_serve_the_same_tokens(model_of: Any, engine_of: Any
 
 def test_padded_steps_with_prompts_serve_the_same_tokens(model_of: Any, engine_of: Any) -> None:
     """Prompts beside decodes, in chunks and of one token, as a CUDA graph replays them."""
-    folder = model_of("qwen3", num_hidden_layers=1).folder
+    folder = model_of("qwen3", **SMALL).folder
     options = {"block_size": 16, "max_num_batched_tokens": 48, "max_num_seqs": 4}
     params = [SamplingParams(max_tokens=n, temperature=0.5, seed=n) for n in (9, 3, 6, 5, 4)]
     prompts = [[n] * length for n, length in enumerate((20, 1, 90, 33, 7), 1)]
@@ -96,7 +100,7 @@ def test_what_a_backend_cannot_do_is_said_at_the_start() -> None:
 
 
 def test_triton_verifies_drafts(model_of: Any, engine_of: Any) -> None:
-    folder = model_of("qwen3", num_hidden_layers=1).folder
+    folder = model_of("qwen3", **SMALL).folder
     options = {"block_size": 16, "max_num_batched_tokens": 300, "max_num_seqs": 4}
     prompts, params = [[5, 6, 7] * 8, [*range(256), 3]], SamplingParams(max_tokens=6)
     plain = engine_of(folder, **options).generate(prompts, params)
@@ -119,7 +123,7 @@ def test_every_kind_of_prefill_is_ready_before_the_first_step(
         return (*key[:2], *key[3:])
 
     monkeypatch.setattr(paged_prefill, "_launches", {})
-    folder = model_of("qwen3", num_hidden_layers=1).folder
+    folder = model_of("qwen3", **SMALL).folder
     options = {"block_size": 16, "max_num_batched_tokens": 400, "max_num_seqs": 4, "kv_cache_dtype": dtype}
     engine = with_triton(engine_of(folder, **options))
     engine.loop.runner.backend.warm_up()

@@ -34,7 +34,7 @@ def test_a_recorded_run_replays_step_by_step_and_event_by_event(
     tmp_path: Path,
 ) -> None:
     engine = engine_of(
-        model_of("qwen3").folder,
+        model_of("qwen3", num_hidden_layers=1).folder,
         num_blocks=20,
         max_num_seqs=6,
         max_num_batched_tokens=48,
@@ -97,7 +97,7 @@ def test_failures_and_early_ends_are_replayed_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine = engine_of(
-        model_of("qwen3").folder,
+        model_of("qwen3", num_hidden_layers=1).folder,
         num_blocks=10,
         max_num_seqs=5,
         max_num_batched_tokens=40,

@@ -75,7 +75,7 @@ def test_a_recorded_run_with_ngrams_replays_step_by_step_and_event_by_event(
     seed: int, policy: str, model_of: Any, engine_of: Any, small_trace: Any, tmp_path: Path
 ) -> None:
     options = {**SMALL, "scheduling_policy": policy, "speculative_config": NGRAM}
-    engine = engine_of(model_of("qwen3").folder, **options)
+    engine = engine_of(model_of("qwen3", num_hidden_layers=1).folder, **options)
     run = RecordedRun.load(TraceServer(engine, small_trace(seed)).run().write(tmp_path))
     report = compare_decisions(run)
     assert report.ok, report.first_mismatch

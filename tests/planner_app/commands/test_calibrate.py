@@ -23,7 +23,7 @@ def test_a_calibration_made_from_runs_can_be_validated_with(shared, tmp_path, ca
     assert [row["asynchronous"] for row in body["provenance"]["runs"]] == [False, False, True]
 
     report = tmp_path / "report.html"
-    check = ["validate", str(shared / RUNS / "mooncake_conv"), "--costs", str(out), "--replicates", "20"]
+    check = ["validate", str(shared / RUNS / "mooncake_conv"), "--costs", str(out), "--replicates", "4"]
     assert run([*check, "--json", "--report", str(report), "--max-error", "50"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert abs(figures["tpot_s"]["p50"]["error_percent"]) < 3

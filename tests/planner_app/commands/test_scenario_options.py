@@ -129,12 +129,16 @@ def test_what_is_not_given_is_left_to_the_file_and_then_to_the_default(tmp_path)
     assert {name: scenario[name] for name in wanted} == wanted
 
 
+@pytest.fixture(scope="module")
+def help_text():
+    return CliRunner().invoke(app, ["--help"], env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"}).stdout
+
+
 @pytest.mark.parametrize("field", Scenario.model_fields)
-def test_help_says_what_each_field_is(field):
-    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "400", "TERMINAL_WIDTH": "400"}).stdout
+def test_help_says_what_each_field_is(field, help_text):
     about = Scenario.model_fields[field].description
     assert about is not None
-    assert about.split(" (")[0][:40] in " ".join(text.split())
+    assert about.split(" (")[0][:40] in " ".join(help_text.split())
 
 
 def loaded_at(rate: float) -> Any:

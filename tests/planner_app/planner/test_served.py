@@ -177,7 +177,13 @@ def test_a_plan_stays_below_the_load_at_which_requests_are_shed(slo, kind):
 def test_a_plan_counts_clients_that_gave_up_waiting():
     impatient = of_rate(4.0, cancel_after_s=1.0)
     result = plan(
-        impatient, SCENARIO, Slo.parse("ttft_p90<2s"), kinds=["rate"], replicates=0, explain=False
+        impatient,
+        SCENARIO,
+        Slo.parse("ttft_p90<2s"),
+        kinds=["rate"],
+        replicates=0,
+        explain=False,
+        most_requests=480,
     ).answers["rate"]
     counts = result.at.counts
     assert result.value is not None
@@ -185,7 +191,7 @@ def test_a_plan_counts_clients_that_gave_up_waiting():
     assert not result.at_limit
 
 
-def test_the_plan_of_a_command_tells_how_requests_ended(tmp_path, capsys):
+def test_the_plan_of_a_command_tells_how_requests_ended(tmp_path, capsys, planned_once):
     path = tmp_path / "steady.jsonl"
     write(of_rate(4.0, input_tokens=[2000] * 5 + [400] * 235), path)
     fields = [
@@ -199,6 +205,7 @@ def test_the_plan_of_a_command_tells_how_requests_ended(tmp_path, capsys):
         "1000",
     ]
     command = ["plan", str(path), *fields, "--slo", "ttft_p90<1s", "--replicates", "0", "--workers", "1"]
+    command += ["--most-requests", "480"]
     assert run([*command, "--shed-ttft-s", "0.5"]) == 0
     text = capsys.readouterr().out
     assert "5 of 240 requests (2.1%) are rejected at any load" in text

@@ -24,6 +24,7 @@ from pagecast.sim.runs.run_figures import measured
 
 RUNS = "groundtruth/vllm-0.24.0-h200-qwen3-8b"
 VLLM = "vllm-0.24-h200-qwen3-8b"
+WITH_DRAWS = {"azure_conv": 24, "mooncake_conv": 24}  # how many
 NOT_FITTED = ("azure_conv", "azure_conv_repeat3", "mooncake_conv", "azure_priority_tight")
 
 
@@ -41,7 +42,7 @@ def forecasts(runs) -> Callable[[str, int], Forecast]:
 
 @pytest.mark.parametrize("name", NOT_FITTED)
 def test_runs_not_fitted_are_forecast_within_the_bounds(runs, forecasts, name):
-    result = forecasts(name, 0)
+    result = forecasts(name, WITH_DRAWS.get(name, 0))  # draws do not change the forecast
     assert not result.in_sample and "was fitted to" not in expected_error(result)
     rows = {row.name: row for row in result.rows}
     for latency in ("tpot_s", "e2e_s"):
@@ -49,21 +50,25 @@ def test_runs_not_fitted_are_forecast_within_the_bounds(runs, forecasts, name):
             assert abs(rows[f"{latency}.{statistic}"].error_percent) < 5
         assert abs(rows[f"{latency}.p99"].error_percent) < 10
     assert abs(rows["makespan_s"].error_percent) < 5
+
     # TTFT likewise, or within what 1% of step time makes of it (near saturation it makes much).
-    run = runs[name]
-    study = Study(run.trace("arrival"), scenario_of(run, VLLM), figures=figures_of)
-    around = [study.run(ReplicateJob(0, factor)) for factor in (0.99, 0.995, 1.0, 1.005, 1.01)]
+    @cache
+    def around() -> list[dict[str, float]]:
+        run = runs[name]
+        study = Study(run.trace("arrival"), scenario_of(run, VLLM), figures=figures_of)
+        return [study.run(ReplicateJob(0, factor)) for factor in (0.99, 0.995, 1.0, 1.005, 1.01)]
+
     for statistic, bound in (("mean", 5), ("p50", 5), ("p90", 5), ("p99", 10)):
         row = rows[f"ttft_s.{statistic}"]
-        reach = [figures[row.name] for figures in around]
-        assert abs(row.error_percent) < bound or min(reach) <= row.measured <= max(reach), row
+        if abs(row.error_percent) >= bound:
+            reach = [figures[row.name] for figures in around()]
+            assert min(reach) <= row.measured <= max(reach), row
 
 
 @pytest.mark.parametrize(
     ("name", "replicates"),
     [
-        ("azure_conv", 24),
-        ("mooncake_conv", 24),
+        *WITH_DRAWS.items(),
         pytest.param("azure_priority_tight", 80, marks=pytest.mark.slow),
     ],
 )

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.planner_app.cli import run
-from pagecast.planner_app.planner.capacity import planning
 from pagecast.planner_app.planner.capacity.replicas import replicas
 
 rates = st.floats(0.01, 1000)
@@ -56,6 +55,8 @@ SMALL = [
     "40",
     "--most-requests",
     "40",
+    "--most-users",
+    "8",
     "--slo",
     "ttft_p99<2s",
     "--replicates",
@@ -87,16 +88,7 @@ def test_a_plan_says_first_what_is_never_served(capsys):
     assert " requests (" in line and "are rejected at any load, and latencies are of the others" in line
 
 
-def test_a_price_gives_dollars_per_hour_and_per_million_output_tokens(capsys, monkeypatch):
-    make, made = planning.plan, []
-
-    def once(*arguments, **options):
-        """The same plan is printed twice and made once."""
-        if not made:
-            made.append(make(*arguments, **options))
-        return made[0]
-
-    monkeypatch.setattr(planning, "plan", once)
+def test_a_price_gives_dollars_per_hour_and_per_million_output_tokens(capsys, planned_once):
     priced = [*SMALL, "--rate", "4", "--price", "H200=3.6", "--tensor-parallel-size", "2"]
     assert run(["plan", *priced, "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
