@@ -243,7 +243,6 @@ class Decoder(nn.Module):
         for part in self.layers.modules():
             if isinstance(part, Mlp):
                 products += [("gated", part.gate_up), ("sums", part.down)]
-        self.has_packed = True
         compiled = set()
         for kind, product in products:
             weight, scales, bias = product.product[:3]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from pagecast.kernels.capabilities import processors_of
 from pagecast.kernels.hopper import fetch_box, let_next_start, wait_for_predecessor
-from pagecast.kernels.launch import Launch, require
+from pagecast.kernels.launch import Launch, empty_product, require
 from pagecast.kernels.packed_cuts import PackedCut
 from pagecast.kernels.packed_weight import PackedWeight
 from pagecast.kernels.tensor_map import packed_map, swizzled_map
@@ -126,18 +126,13 @@ def _fetch_tokens(maps, pipe, stage, token, at, REST: gl.constexpr):
 
 
 @gluon.jit
-def _fetch(
-    maps,
-    pipe,
-    tokens,
-    TILES: gl.constexpr,
-    PARTS: gl.constexpr,
-    SPLITS: gl.constexpr,
-    STEPS: gl.constexpr,
-    REST: gl.constexpr,
-    OVERLAP: gl.constexpr,
-):
+def _fetch(maps, pipe, tokens, SIZES: gl.constexpr, OVERLAP: gl.constexpr):
     """The warp that fetches: weights for all buffers before the predecessor ends, then what becomes free."""
+    TILES: gl.constexpr = SIZES[0]
+    PARTS: gl.constexpr = SIZES[1]
+    SPLITS: gl.constexpr = SIZES[2]
+    STEPS: gl.constexpr = SIZES[3]
+    REST: gl.constexpr = SIZES[4]
     _sign_buffers, _exponent_buffers, buffers, _rest_buffers, full, empty = pipe
     STAGES: gl.constexpr = buffers.shape[0]
     DEPTH: gl.constexpr = buffers.shape[2]
@@ -190,21 +185,22 @@ def _store(out, acc, scales, row, token, tokens, OUTPUTS: gl.constexpr, GATED: g
 
 @gluon.jit
 def _multiply(
-    out,
-    scales,
+    results,
     pipe,
     tokens,
-    TILES: gl.constexpr,
     PART: gl.constexpr,
-    PARTS: gl.constexpr,
-    SPLITS: gl.constexpr,
-    STEPS: gl.constexpr,
-    REST: gl.constexpr,
+    SIZES: gl.constexpr,
     OUTPUTS: gl.constexpr,
     GATED: gl.constexpr,
     OVERLAP: gl.constexpr,
 ):
     """A warpgroup: its 64 rows of each item."""
+    out, scales = results
+    TILES: gl.constexpr = SIZES[0]
+    PARTS: gl.constexpr = SIZES[1]
+    SPLITS: gl.constexpr = SIZES[2]
+    STEPS: gl.constexpr = SIZES[3]
+    REST: gl.constexpr = SIZES[4]
     sign_buffers, exponent_buffers, buffers, rest_buffers, full, empty = pipe
     STAGES: gl.constexpr = buffers.shape[0]
     TOKENS: gl.constexpr = buffers.shape[1]
@@ -289,46 +285,14 @@ def _packed_hopper(
         mbarrier.init(empty.index(i), count=PARTS)
     maps = (x, x_rest, signs, exponents)
     pipe = (sign_buffers, exponent_buffers, buffers, rest_buffers, full, empty)
+    results = (out, scales)
+    SIZES: gl.constexpr = (TILES, PARTS, SPLITS, STEPS, REST)
     if PARTS == 2:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (
-                        out,
-                        scales,
-                        pipe,
-                        tokens,
-                        TILES,
-                        PART_0,
-                        PARTS,
-                        SPLITS,
-                        STEPS,
-                        REST,
-                        OUTPUTS,
-                        GATED,
-                        OVERLAP,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        out,
-                        scales,
-                        pipe,
-                        tokens,
-                        TILES,
-                        PART_1,
-                        PARTS,
-                        SPLITS,
-                        STEPS,
-                        REST,
-                        OUTPUTS,
-                        GATED,
-                        OVERLAP,
-                    ),
-                ),
-                (_fetch, (maps, pipe, tokens, TILES, PARTS, SPLITS, STEPS, REST, OVERLAP)),
+                (_multiply, (results, pipe, tokens, PART_0, SIZES, OUTPUTS, GATED, OVERLAP)),
+                (_multiply, (results, pipe, tokens, PART_1, SIZES, OUTPUTS, GATED, OVERLAP)),
+                (_fetch, (maps, pipe, tokens, SIZES, OVERLAP)),
             ],
             [4, 1],
             [_TWO_PARTS_REGISTERS, _FETCHER_REGISTERS],
@@ -336,61 +300,10 @@ def _packed_hopper(
     else:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (
-                        out,
-                        scales,
-                        pipe,
-                        tokens,
-                        TILES,
-                        PART_0,
-                        PARTS,
-                        SPLITS,
-                        STEPS,
-                        REST,
-                        OUTPUTS,
-                        GATED,
-                        OVERLAP,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        out,
-                        scales,
-                        pipe,
-                        tokens,
-                        TILES,
-                        PART_1,
-                        PARTS,
-                        SPLITS,
-                        STEPS,
-                        REST,
-                        OUTPUTS,
-                        GATED,
-                        OVERLAP,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        out,
-                        scales,
-                        pipe,
-                        tokens,
-                        TILES,
-                        PART_2,
-                        PARTS,
-                        SPLITS,
-                        STEPS,
-                        REST,
-                        OUTPUTS,
-                        GATED,
-                        OVERLAP,
-                    ),
-                ),
-                (_fetch, (maps, pipe, tokens, TILES, PARTS, SPLITS, STEPS, REST, OVERLAP)),
+                (_multiply, (results, pipe, tokens, PART_0, SIZES, OUTPUTS, GATED, OVERLAP)),
+                (_multiply, (results, pipe, tokens, PART_1, SIZES, OUTPUTS, GATED, OVERLAP)),
+                (_multiply, (results, pipe, tokens, PART_2, SIZES, OUTPUTS, GATED, OVERLAP)),
+                (_fetch, (maps, pipe, tokens, SIZES, OVERLAP)),
             ],
             [4, 4, 1],
             [_THREE_PARTS_REGISTERS, _THREE_PARTS_REGISTERS, _FETCHER_REGISTERS],
@@ -416,10 +329,7 @@ def packed_hopper(x: Tensor, weight: PackedWeight, cut: PackedCut) -> Tensor:
         launch = _launches[key] = packed_launch(weight.shape, cut, weight.gated, x.device)
     outputs = weight.shape[0]
     width = outputs // 2 if weight.gated else outputs
-    if cut.splits > 1:
-        out = torch.empty(cut.splits, tokens, width, dtype=torch.float32, device=x.device)
-    else:
-        out = torch.empty(tokens, width, dtype=x.dtype, device=x.device)
+    out = empty_product(x, width, cut.splits)
     if not tokens:
         return out
     maps = (
