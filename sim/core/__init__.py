@@ -1,7 +1,8 @@
 """Decisions of one replica: requests, blocks, prefix reuse, eviction, admission, scheduling.
 
-Start at `scheduler.py`. Simulator, engine and validation all run one loop around it, and `pipeline.py`
-keeps the plans of that loop that are in flight:
+Start at `reference.py`: what is decided, block by block, in one slow and obvious file. `scheduler.py` is the
+facade of the fast form. Simulator, engine and validation all run one loop around it, and `pipeline.py` keeps
+the plans of that loop that are in flight:
 
     plan = scheduler.plan(now); outcome = backend.execute(plan); scheduler.commit(plan, outcome, now)
 

@@ -14,6 +14,7 @@ from pagecast.sim.core.identity.content import token_ids
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.reference import Reference, Req
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.retention import FOREVER, Keep, Retention
 from pagecast.sim.core.rules.cache_policy import CachePolicy
@@ -22,7 +23,6 @@ from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.sglang_settings import SglangSettings
 from pagecast.sim.core.tenants import Tenants
 from pagecast.sim.core.trtllm_settings import CHUNKING, TrtllmSettings
-from reference import Reference, Req
 
 RETENTIONS = (
     Retention(((0, 8, Keep(80)),)),
