@@ -3,6 +3,7 @@ FROM python:3.12-slim
 
 WORKDIR /opt/pagecast
 COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY src ./src
 COPY sim ./sim
 COPY traces ./traces
 COPY engine ./engine

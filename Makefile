@@ -2,10 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-TREE := build/tree/pagecast
 # Errors are shown, warnings are not: an index that lists local folders makes pages of them.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
-PARTS := sim engine kernels planner_app traces
 COMPILED := $(filter-out %/__init__.py %/check.py %/check_tiers.py %/reference.py %/invariant.py %/errors.py,$(wildcard sim/core/*.py sim/core/*/*.py)) sim/costs/step_costs.py
 
 # Warnings are errors: a dead link ends the build.
@@ -39,20 +37,14 @@ $(VENV)/.dev: $(VENV)/.base
 	$(PIP) -c constraints.txt -e '.[dev,engine,app,cluster,serve]'
 	@touch $@
 
-# Linters follow files, not the editable install's import hook: they get a tree of links.
-$(TREE)/__init__.py: Makefile
-	@mkdir -p $(TREE)
-	@for part in $(PARTS); do ln -sfn ../../../$$part $(TREE)/$$part; done
-	@touch $@
-
 demo: $(VENV)/.base
 	@$(BIN)/pagecast replay traces/samples/chat.jsonl.gz --model Qwen/Qwen3-8B --gpu H200
 
-lint: $(VENV)/.dev $(TREE)/__init__.py
+lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	MYPYPATH=build/tree $(BIN)/mypy -p pagecast
-	PYTHONPATH=build/tree $(BIN)/lint-imports
+	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(SITE)
 
 docs: $(VENV)/.dev
@@ -69,15 +61,15 @@ bench: $(VENV)/.base
 	$(BIN)/python tests/benchmarks/replay.py
 
 # The same source, compiled: plain Python stays the reference, and `make clean` goes back to it.
-compile: $(VENV)/.base $(TREE)/__init__.py
+compile: $(VENV)/.base
 	$(PIP) -c constraints.txt mypy setuptools
-	cd build/tree && ../../$(BIN)/mypyc --ignore-missing-imports $(addprefix pagecast/,$(COMPILED)) > mypyc.log
-	cp build/tree/*__mypyc*.so "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"
+	@mkdir -p build
+	cd src && ../$(BIN)/mypyc --ignore-missing-imports $(addprefix pagecast/,$(COMPILED)) > ../build/mypyc.log
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf build .mypy_cache .ruff_cache .pytest_cache
+	rm -rf build src/build src/*.so .mypy_cache .ruff_cache .pytest_cache
 	find sim -name "*.so" -delete

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pagecast import __version__
 from pagecast.engine.ngram import lookup_lengths
 from pagecast.engine.spec import ModelSpec
 from pagecast.kernels.code_digest import code_digest
-from pagecast.sim.core.errors import CannotRunHere
 
 if TYPE_CHECKING:
     from pagecast.engine.engine import Engine
@@ -27,7 +27,7 @@ def described(engine: Engine) -> dict[str, Any]:
     on_gpu = loaded.device.type == "cuda"
     return {
         "engine": "pagecast",
-        "engine_version": pagecast_version(),
+        "engine_version": __version__,
         "gpu": torch.cuda.get_device_name(loaded.device) if on_gpu else "CPU",
         "gpu_id": gpu_id(loaded.device) if on_gpu else None,
         "driver": driver() if on_gpu else None,
@@ -69,14 +69,6 @@ def _sharing(engine: Engine) -> dict[str, Any]:
     """How several GPUs share the model; nothing for one."""
     shard = engine.loaded.model.shard
     return {} if shard.size == 1 else {"enable_expert_parallel": shard.by_expert, "all_reduce": shard.kind}
-
-
-def pagecast_version() -> str:
-    """The installed version. Errors: CannotRunHere where pagecast is run without being installed."""
-    number = _installed("pagecast")
-    if number is None:
-        raise CannotRunHere("pagecast's own version is unknown, for it is not installed: pip install .")
-    return number
 
 
 def model_config(spec: ModelSpec) -> dict[str, Any]:

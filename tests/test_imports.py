@@ -13,6 +13,12 @@ def _modules_after(statement):
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
+def test_the_package_alone_loads_nothing():
+    loaded = _modules_after("import pagecast; pagecast.__version__")
+    assert [name for name in loaded if name.split(".")[0] == "pagecast"] == ["pagecast"]
+    assert not loaded.intersection((*HEAVY, "importlib.metadata", "numpy"))
+
+
 def test_the_core_needs_numpy_and_xxhash_only():
     loaded = _modules_after("import pagecast.sim.core.scheduler, pagecast.sim.core.check")
     assert not loaded.intersection(HEAVY)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from pagecast import __version__
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.bounds import MOST_WORKERS
 from pagecast.planner_app.commands.scenario_options import load_trace
@@ -168,9 +169,9 @@ def _notes(file: CheckFile, before: Baseline | Scenario | None, costs: str) -> I
     )
     if changes := baselines.changed(before, file.scenario, costs):
         yield f"changed since the baseline: {', '.join(changes)}"
-    ours = baselines.pagecast_version()
-    if isinstance(before, Baseline) and before.made_with != ours:
-        yield f"the baseline was made by pagecast {before.made_with}, this is {ours}: draws may not be paired"
+    if isinstance(before, Baseline) and before.made_with != __version__:
+        made, ours = before.made_with, __version__
+        yield f"the baseline was made by pagecast {made}, this is {ours}: draws may not be paired"
     if isinstance(before, Baseline) and before.draws < file.check.draws:
         yield f"the baseline has {before.draws} draws, fewer than the {file.check.draws} asked for"
 

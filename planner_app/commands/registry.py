@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from pagecast import __version__
 from pagecast.planner_app import console
 from pagecast.planner_app.stderr import complain
 from pagecast.sim.core.errors import PagecastError
@@ -76,9 +77,7 @@ app = _typer(
 
 def _print_version(show: bool) -> None:
     if show:
-        from importlib.metadata import version
-
-        console.out.print(f"pagecast {version('pagecast')}")
+        console.out.print(f"pagecast {__version__}")
         raise typer.Exit
 
 

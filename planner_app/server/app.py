@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from importlib.metadata import version
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from pagecast import __version__
 from pagecast.planner_app.server.answer_json import AnswerWriter, QuotedTokens
 from pagecast.planner_app.server.backend import GenerationBackend
 from pagecast.planner_app.server.errors import ApiError, not_found
@@ -153,7 +153,7 @@ class ReplicaServer:
 
     async def version(self) -> dict[str, str]:
         """`GET /version`."""
-        return {"version": version("pagecast")}
+        return {"version": __version__}
 
     async def scrape(self) -> Response:
         """`GET /metrics`."""
@@ -174,7 +174,7 @@ class ReplicaServer:
             await self.backend.stop()
             self._reader.shutdown(wait=False)
 
-        app = FastAPI(title="pagecast", version=version("pagecast"), lifespan=lifespan)
+        app = FastAPI(title="pagecast", version=__version__, lifespan=lifespan)
         post, get = ["POST"], ["GET"]
         app.add_api_route("/v1/completions", self.completions, methods=post, response_model=None)
         app.add_api_route("/v1/chat/completions", self.chat, methods=post, response_model=None)

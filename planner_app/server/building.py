@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 import pandas as pd
+from pagecast import __version__
 from pagecast.planner_app.server.answers import Answers, Lengths, Mode
 from pagecast.planner_app.server.app import ReplicaServer
 from pagecast.planner_app.server.intake import RequestIntake
@@ -170,7 +170,7 @@ def _meta(scenario: Scenario, limits: Limits, simulation: Simulation) -> dict[st
     return {
         "name": f"{scenario.model.rsplit('/', 1)[-1]} served",
         "engine": "pagecast simulated",
-        "engine_version": version("pagecast"),
+        "engine_version": __version__,
         "gpu": scenario.gpu,
         "model": facts.name,
         "model_name": facts.name,

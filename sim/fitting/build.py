@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pagecast import __version__
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import Calibration, Host
 from pagecast.sim.costs.calibration.shape import identity, model_of, shape_of
@@ -221,7 +221,7 @@ def _provenance(sources: list[CalibrationRun], tables: list[StepTable], best_fit
             }
         )
     return {
-        "pagecast": version("pagecast"),
+        "pagecast": __version__,
         "runs": runs,
         "step_sd": round(best_fit.sd, 5),
         "dropped_terms": list(best_fit.dropped),

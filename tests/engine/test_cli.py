@@ -6,14 +6,12 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import typer
-from pagecast.engine import described, serve
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.text import Growing
 from pagecast.planner_app.commands.engine import bench_command, generate_command, record_command
@@ -82,46 +80,6 @@ def test_an_end_token_ends_the_text_and_is_not_part_of_it(model_with_text: Any, 
     assert cut.outputs[0].finish_reason == "stop"
     assert cut.outputs[0].text == engine.tokenizer.decode(ids[: ids.index(end)])
     assert engine.loop.scheduler.memory.used_blocks == 0
-
-
-def version_that_fails(after: int) -> Any:
-    """`importlib.metadata.version`, as it is `after` times, and then of a package that has gone."""
-    left = [after]
-
-    def version(package: str) -> str:
-        left[0] -= package == "pagecast"
-        if left[0] < 0:
-            raise PackageNotFoundError(package)
-        return "1.2.3"
-
-    return version
-
-
-def test_record_looks_versions_up_before_it_serves(
-    model_with_text: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    described._installed.cache_clear()
-    monkeypatch.setattr(described, "version", version_that_fails(0))
-    monkeypatch.setattr(serve.TraceServer, "run", None)
-    trace = small_trace_file(tmp_path)
-    try:
-        with pytest.raises(CannotRunHere, match="version is unknown"):
-            run("record", trace, "--model", model_with_text.folder, "--out", tmp_path / "run", *SMALL)
-    finally:
-        described._installed.cache_clear()
-
-
-def test_a_package_that_goes_while_a_run_is_recorded_does_not_lose_it(
-    model_with_text: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    described._installed.cache_clear()
-    monkeypatch.setattr(described, "version", version_that_fails(1))
-    trace = small_trace_file(tmp_path)
-    try:
-        run("record", trace, "--model", model_with_text.folder, "--out", tmp_path / "run", *SMALL)
-    finally:
-        described._installed.cache_clear()
-    assert RecordedRun.load(tmp_path / "run").meta["engine_version"] == "1.2.3"
 
 
 def test_a_run_whose_folder_fails_at_the_end_is_kept_elsewhere(

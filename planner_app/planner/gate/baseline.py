@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
+from pagecast import __version__
 from pagecast.planner_app.planner.execution.interface import Executor, Progress
 from pagecast.planner_app.planner.gate.check_file import CheckFile
 from pagecast.planner_app.planner.gate.figures import compared
@@ -97,7 +97,7 @@ def _finite_or_none(value: float) -> float | None:
 def make(trace: Trace, file: CheckFile, costs: str, figures: dict[str, list[float | None]]) -> Baseline:
     """A baseline of these draws."""
     return Baseline(
-        made_with=pagecast_version(),
+        made_with=__version__,
         trace=trace.name,
         trace_digest=digest(trace),
         costs=costs,
@@ -109,11 +109,6 @@ def make(trace: Trace, file: CheckFile, costs: str, figures: dict[str, list[floa
 
 def _plain(reading: dict[str, Any]) -> dict[str, Any]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in reading.items()}
-
-
-def pagecast_version() -> str:
-    """The installed version: another one may draw otherwise from the same seed."""
-    return version("pagecast")
 
 
 def write(baseline: Baseline, folder: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import xxhash
+from pagecast import __version__
 from pagecast.planner_app.planner.directions import more_is_better
 from pagecast.planner_app.planner.fleet import knobs as fleet_knobs
 from pagecast.planner_app.planner.gate.baseline import digest
@@ -151,7 +151,7 @@ class SweepQuestion:
             "scenario": self.scenario.model_dump(),
             "SLO": self.slo,
             "kind": "grid" if self.trials is None else f"search in generations of {self.generation}",
-            "pagecast version": version("pagecast"),
+            "pagecast version": __version__,
             "files": self._files(),
         }
         if self.fleet is not None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-FOLDERS = ("engine", "kernels", "planner_app", "sim", "traces")
 TRANSLATE = "import sys; from mypyc.build import mypycify; mypycify(sys.argv[1:], target_dir='c')"
 COMPILE = "from mypyc.__main__ import main; main()"
 
@@ -30,14 +29,6 @@ def makefile() -> str:
     return (ROOT / "Makefile").read_text()
 
 
-def package_in(folder: Path) -> Path:
-    """An empty package of pagecast's name, to be given its folders."""
-    package = folder / "pagecast"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    return package
-
-
 def output_of(program: str, *arguments: str, folder: Path, **environment: str) -> str:
     """What a Python program prints in a folder; fails where the program does."""
     command = [sys.executable, "-c", program, *arguments]
@@ -50,9 +41,7 @@ def output_of(program: str, *arguments: str, folder: Path, **environment: str) -
 @pytest.mark.slow
 def test_mypyc_translates_the_core(tmp_path):
     pytest.importorskip("mypyc")
-    package = package_in(tmp_path)
-    for folder in FOLDERS:
-        (package / folder).symlink_to(ROOT / folder)
+    (tmp_path / "pagecast").symlink_to(ROOT / "src" / "pagecast")
     files = [f"pagecast/{file}" for file in compiled_files()]
     assert len(files) > 50
     output_of(TRANSLATE, "--ignore-missing-imports", *files, folder=tmp_path)
@@ -86,9 +75,8 @@ def replays(tree: Path) -> list[str]:
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
 def test_the_compiled_core_decides_as_plain_python(tmp_path):
     pytest.importorskip("mypyc")
-    package = package_in(tmp_path)
-    for folder in FOLDERS:
-        shutil.copytree(ROOT / folder, package / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(ROOT / "src" / "pagecast", tmp_path / "pagecast", ignore=ignored)
     *plain, file = replays(tmp_path)
     assert file.endswith("step.py")
     files = [f"pagecast/{file}" for file in compiled_files()]
