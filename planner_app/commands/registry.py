@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
 import typer
 from pagecast import __version__
-from pagecast.planner_app import console
 from pagecast.planner_app.stderr import complain
 from pagecast.sim.core.errors import PagecastError
 from typer.core import TyperGroup
@@ -77,7 +77,7 @@ app = _typer(
 
 def _print_version(show: bool) -> None:
     if show:
-        console.out.print(f"pagecast {__version__}")
+        print(f"pagecast {__version__}")
         raise typer.Exit
 
 
@@ -116,7 +116,7 @@ def execute(arguments: list[str]) -> int:
         raise KeyboardInterrupt from None
     except _ClickError as error:
         if type(error).__name__ == "NoArgsIsHelpError":
-            console.err.print(error.format_message())
+            print(error.format_message(), file=sys.stderr)
             return 2
         from pagecast.planner_app.commands.option_mistakes import mistake
 
