@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.core.plan import counts_as_decode
@@ -43,8 +45,9 @@ class CalibratedCosts:
         self._hidden = c.host.launch_ns if pipeline_depth else 0.0
         self._busy = 1.0 + (c.host.busy if pipeline_depth else 0.0)
         self._family = family(c.shape.family)
-        self._matrix = self._table_ns(c.shape.graph_sizes)
-        self._prompt_matrix = self._table_ns(c.shape.prompt_sizes)
+        curve_ns = self._values[:count]
+        self._matrix = _matrix_table_ns(c.knots, curve_ns, c.shape.graph_sizes)
+        self._prompt_matrix = _matrix_table_ns(c.knots, curve_ns, c.shape.prompt_sizes)
         self._largest_graph = c.shape.largest_graph
         self._lines: dict[int, DecodeLine] = {}
         self._step_terms = self._charged(Place.DEVICE, Place.HOST)
@@ -138,11 +141,6 @@ class CalibratedCosts:
             tokens += chunk[0]
         return ComputedStep(n, ctx, longest, prefill, after, tokens, tokens > self._largest_graph)
 
-    def _table_ns(self, sizes: tuple[int, ...]) -> list[float]:
-        """Matrix work by tokens."""
-        table: list[float] = (table_weights(_TABLE, sizes, self.calibration.knots) @ self._curve).tolist()
-        return table
-
     def _matrix_ns(self, tokens: Ints, sizes: tuple[int, ...]) -> Floats:
         weights = curve_weights(padded(tokens, sizes), self.calibration.knots)
         return np.asarray(weights @ self._curve, np.float64)
@@ -153,6 +151,14 @@ class CalibratedCosts:
         matrix = self._matrix[n] if in_table else float(self._matrix_ns(np.array([n]), shape.graph_sizes)[0])
         fixed = matrix + self._terms.get(REQUEST, 0.0) * n - self.host_ns(n)
         return self._family.line(shape, self._terms, n, fixed)
+
+
+@lru_cache(maxsize=8)
+def _matrix_table_ns(
+    knots: tuple[int, ...], curve_ns: tuple[float, ...], sizes: tuple[int, ...]
+) -> tuple[float, ...]:
+    """Matrix work by tokens. Kept, because a study asks for the same costs at every replay."""
+    return tuple((table_weights(_TABLE, sizes, knots) @ np.array(curve_ns)).tolist())
 
 
 def _single_tokens_decoding(batch: Batch) -> Batch:
