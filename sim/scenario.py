@@ -17,12 +17,12 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 
+from pagecast.sim.core.engines.trtllm.settings import CHUNKING, TrtllmSettings
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import unit_tokens
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.tenants import Tenants
 from pagecast.sim.core.tier_spec import HostTierSpec
-from pagecast.sim.core.trtllm_settings import CHUNKING, TrtllmSettings
 from pagecast.sim.documents import field_problem
 from pagecast.sim.machine.block_layout import BlockLayout, model_layout
 from pagecast.sim.machine.gpus import GIB
@@ -34,8 +34,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic.fields import FieldInfo
 
 if TYPE_CHECKING:
-    from pagecast.sim.core.rules.rules import Profile
-    from pagecast.sim.core.sglang_settings import SglangSettings
+    from pagecast.sim.core.engines.profile import Profile
+    from pagecast.sim.core.engines.sglang.settings import SglangSettings
     from pagecast.sim.costs.calibration.target import Target
     from pagecast.sim.costs.step_costs import StepCosts
     from pagecast.sim.machine.host_link import DiskLinks, HostLinks
@@ -438,11 +438,10 @@ class Scenario(BaseModel):
             caching=self.enable_prefix_caching,
             max_loras=self.max_loras,
             tenants=None if self.tenants is None else Tenants.parse(self.tenants),
-            sglang=self._sglang(),
+            engine=self._sglang() or self._trtllm(),
             host=self.host_tier(),
             swap_blocks=int(self.swap_space_gib * 2**30 / layout.block_bytes) if self.swaps else 0,
             partial_reuse="" if self.partial_reuse == "off" else self.partial_reuse,
-            trtllm=self._trtllm(),
         )
         limits.check()
         return limits
@@ -463,7 +462,7 @@ class Scenario(BaseModel):
     def _sglang(self) -> SglangSettings | None:
         """Settings of SGLang's rules alone. Errors: BadInput where another profile is given it."""
         if self.profile == "sglang":
-            from pagecast.sim.core.sglang_settings import SglangSettings
+            from pagecast.sim.core.engines.sglang.settings import SglangSettings
 
             if self.eviction != "lru":
                 raise BadInput("eviction is not for the profile sglang; give radix_eviction_policy")
@@ -594,10 +593,9 @@ class Scenario(BaseModel):
     @property
     def _serves_groups(self) -> bool:
         """Whether the profile serves models whose layers keep different tokens. Errors: BadInput."""
-        from pagecast.sim.core.rules.profiles import profile
-        from pagecast.sim.core.rules.rules import no_hybrid_mix
+        from pagecast.sim.core.engines.registry import profile
 
-        return profile(self.profile).hybrid_mix is not no_hybrid_mix
+        return profile(self.profile).hybrid
 
     def rules(self, costs: StepCosts, outputs: Sequence[int] = ()) -> Profile:
         """The profile with the scenario's rules in place of its own. Errors: BadInput.
@@ -605,8 +603,8 @@ class Scenario(BaseModel):
         `costs` tell the cost-aware eviction order what a block costs, and load shedding what a prompt does.
         `outputs` are the trace's output lengths, for admission that reserves.
         """
-        from pagecast.sim.core.rules.cache_policy import CachePolicy
-        from pagecast.sim.core.rules.profiles import profile as find_profile
+        from pagecast.sim.core.cache_policy import CachePolicy
+        from pagecast.sim.core.engines.registry import profile as find_profile
         from pagecast.sim.costs.recompute import prefill_ns, recompute_ns
 
         policy = CachePolicy(
@@ -669,7 +667,7 @@ class Scenario(BaseModel):
         speculation = self.speculation
         if speculation is not None and not speculation.plans_ahead:
             return False
-        from pagecast.sim.core.rules.profiles import profile as find_profile
+        from pagecast.sim.core.engines.registry import profile as find_profile
 
         return find_profile(self.profile).pipelined
 
@@ -798,7 +796,7 @@ def _engines() -> tuple[str, ...]:
 
     Profiles stand for the engine that they are named after.
     """
-    from pagecast.sim.core.rules.profiles import PROFILES
+    from pagecast.sim.core.engines.registry import PROFILES
     from pagecast.sim.costs.calibration.file import all_shipped
     from pagecast.sim.costs.measured.compose import LANES
 

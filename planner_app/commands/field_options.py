@@ -14,7 +14,7 @@ from functools import wraps
 from typing import Annotated, Any
 
 import typer
-from pagecast.sim.core.rules.profiles import PROFILES
+from pagecast.sim.core.engines.registry import PROFILES
 from pagecast.sim.scenario import Scenario, value_type
 from pydantic.fields import FieldInfo
 

@@ -6,21 +6,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-_OTHER_NAMES = {  # of vLLM, SGLang and TensorRT-LLM
-    "-tp": "--tensor-parallel-size",
-    "--tp": "--tensor-parallel-size",
-    "--tp-size": "--tensor-parallel-size",
-    "--tp_size": "--tensor-parallel-size",
-    "--mem-fraction-static": "--gpu-memory-utilization",
-    "--kv-cache-free-gpu-mem-fraction": "--free-gpu-memory-fraction",
-    "--context-length": "--max-model-len",
-    "--max-seq-len": "--max-model-len",
-    "--max-running-requests": "--max-num-seqs",
-    "--max-batch-size": "--max-num-seqs",
-    "--max-num-tokens": "--max-num-batched-tokens",
-    "--page-size": "--block-size",
-    "--tokens-per-block": "--block-size",
-    "--schedule-policy": "--scheduling-policy",
+from pagecast.sim.core.engines.registry import PROFILES
+
+_OTHER_NAMES = {
+    theirs: f"--{ours.replace('_', '-')}"
+    for profile in PROFILES.values()
+    for theirs, ours in profile.option_names.items()
 }
 _WITH_UNIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z%]+)")
 

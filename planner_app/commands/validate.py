@@ -13,8 +13,8 @@ from pagecast.planner_app.commands.bounds import MOST_REPLICATES
 from pagecast.planner_app.commands.ignored_options import refuse_options
 from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.planner_app.wording.accuracy import accuracy_sentences, as_json, blocks_sentence, expected_error
+from pagecast.sim.core.engines.registry import profile as find_profile
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.replay.replicates import STEP_TIMES
 from pagecast.sim.runs.bench_results import BenchResults, is_results, read_results
 from pagecast.sim.runs.block_count import block_count

@@ -21,13 +21,13 @@ from pagecast.planner_app.server.errors import ApiError, backend_failed, queue_i
 from pagecast.planner_app.server.generation import NEVER, Generation
 from pagecast.planner_app.server.history import History
 from pagecast.planner_app.server.live_replica import LiveArrivals, LiveFeed, LiveReplica, LiveSpeculation
+from pagecast.sim.core.engines.profile import Profile
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.plan import StepPlan
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.retention import Retention
-from pagecast.sim.core.rules.rules import Profile
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.host_link import HostLinks

@@ -7,15 +7,14 @@ the plans of that loop that are in flight:
     plan = scheduler.plan(now); outcome = backend.execute(plan); scheduler.commit(plan, outcome, now)
 
     request.py, limits.py, plan.py    what goes in (a request, a replica's limits), what comes out (a plan)
-    parts.py       how a scheduler is put together from limits and a profile
-    rules/         what differs between engines; read `rules.py` (the protocols), then `vllm.py` (one step)
+    engines/       a folder per engine; `profile.py` puts a scheduler together, `vllm/mix.py` is one step
+    rules/         rules that several engines use; `rules.py` has their protocols
+    cache_policy.py    rules that replace those of an engine
     step.py        one step in the making: what rules may call, and `seal`, which makes the plan
     lifecycle.py   the states of a request, and all that changes from one to the next
     queue.py, forks.py, running.py, decoders.py    the requests that wait; those that run, by what they do
     stride.py      stretches: many decode steps planned as one while nothing has to be decided
     hybrid_stride.py, turns.py, common_turns.py, group_spec.py    models whose layers keep different tokens
-    radix_lifecycle.py, radix_stride.py    states and stretches under SGLang's rules
-    trtllm_settings.py, sglang_settings.py    what only these engines' rules can be told
     intake.py, retention.py, tenants.py    who is rejected on arrival, how long blocks are kept, who shares
     tiers/, tier_spec.py, swap_space.py    host memory and a disk below the device, and swapped requests
     handoff.py     prompts computed on one replica and decoded on another

@@ -6,6 +6,7 @@ from collections import Counter
 from itertools import pairwise
 
 from pagecast.sim.core.check_tiers import check_tiers
+from pagecast.sim.core.engines.sglang.memory import RadixMemory
 from pagecast.sim.core.group_spec import GroupSpec
 from pagecast.sim.core.invariant import hold as _hold
 from pagecast.sim.core.memory.extent import Extent
@@ -13,7 +14,6 @@ from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.memory.pool import BlockPool
-from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.core.memory.run import Run
 from pagecast.sim.core.memory.table import Table
 from pagecast.sim.core.request import Request, State

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import GroupSpec, check_groups
 from pagecast.sim.core.tenants import Tenants
 from pagecast.sim.core.tier_spec import HostTierSpec
-from pagecast.sim.core.trtllm_settings import TrtllmSettings
-
-if TYPE_CHECKING:
-    from pagecast.sim.core.sglang_settings import SglangSettings
 
 MOST_BLOCKS = 20_000_000
 POLICIES = ("fcfs", "priority", "lpm")
+
+
+class EngineSettings(Protocol):
+    """Settings that only one engine has: its folder says which."""
+
+    @property
+    def decodes_apart(self) -> bool:
+        """Whether decodes take nothing of `max_num_batched_tokens`."""
+        ...
+
+    def check(self) -> None:
+        """Errors: BadInput naming the first setting that cannot work."""
+
+
+Settings = TypeVar("Settings", bound=EngineSettings)
 
 
 @dataclass(frozen=True)
@@ -23,11 +34,12 @@ class Limits:
     """Bounds of one replica, in vLLM's names. `max_model_len` None: bounded by the pool alone.
 
     `pipeline_depth`: how many plans may be in flight when another is made, 0 or 1 (asynchronous scheduling).
-    `policy`: the order of the queue, and who is preempted (see `rules/profiles.py`). `caching`: prefix reuse.
+    `policy`: the order of the queue, and who is preempted (see the engine's `profile.py`).
+    `caching`: prefix reuse.
     `groups`: what the layers keep; empty where all keep the KV of every token. With groups, `block_size` is
     the number of tokens per block key: their block sizes are multiples of it. `max_loras`: how many LoRA
     adapters a step computes with at most; None: any number. `host`: the host tier; None: there is none.
-    `sglang`, `trtllm`: what only those profiles ask for.
+    `engine`: settings that only one engine has.
     `swap_blocks`: blocks of host memory for the KV of preempted requests; 0: it is computed again.
     `partial_reuse`: whether blocks that match partly are copied, only taken over, or not used ("").
     `tenants`: their shares; None: nobody tells them apart.
@@ -45,10 +57,9 @@ class Limits:
     max_loras: int | None = None
     host: HostTierSpec | None = None
     tenants: Tenants | None = None
-    sglang: SglangSettings | None = None
+    engine: EngineSettings | None = None
     swap_blocks: int = 0
     partial_reuse: str = ""
-    trtllm: TrtllmSettings | None = None
 
     def check(self) -> None:
         """Errors: BadInput naming the first limit that cannot work."""
@@ -62,7 +73,11 @@ class Limits:
                 f"num_blocks is {self.num_blocks:,}; at most {MOST_BLOCKS:,} can be simulated: "
                 "give fewer as num_gpu_blocks"
             )
-        if self.sglang is None and self.max_num_batched_tokens < self.max_num_seqs:
+        engine = self.engine
+        if engine is not None:
+            engine.check()
+        shared = engine is None or not engine.decodes_apart
+        if shared and self.max_num_batched_tokens < self.max_num_seqs:
             raise BadInput(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) is less than max_num_seqs "
                 f"({self.max_num_seqs}), so decodes would not fit one step; raise one or lower the other"
@@ -87,6 +102,15 @@ class Limits:
             raise BadInput("partial reuse copies blocks that a load may overwrite; leave out the host tier")
         if self.groups:
             check_groups(self.groups, self.block_size, caching=self.caching)
+
+    def settings(self, default: Settings) -> Settings:
+        """The engine's settings, or these where none are given. Errors: BadInput for another engine's."""
+        engine = self.engine
+        if engine is None:
+            return default
+        if not isinstance(engine, type(default)):
+            raise BadInput(f"the profile takes {type(default).__name__}, not {type(engine).__name__}")
+        return engine
 
     @property
     def gated(self) -> bool:

@@ -10,8 +10,9 @@ A simulation skips over steps in which nothing is decided, as far as it knows th
     plan = scheduler.stride.plan(steps)       # one plan for all of them
     plan = scheduler.cut(plan, begun)         # only where somebody interferes after all
 
-This is the facade over its `parts.py`. What can happen to a request is in `lifecycle.py`; in which order it
-happens within a step is the profile's rule (`rules/`); the blocks are behind `memory/kv_memory.py`.
+This is the facade over the parts that a profile makes (`engines/`). What can happen to a request is in
+`lifecycle.py`; in which order it happens within a step is the profile's rule; the blocks are
+behind `memory/kv_memory.py`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagecast.sim.core.drafter import Drafter
+from pagecast.sim.core.engines.profile import Profile
+from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.events import Event, EventLog
 from pagecast.sim.core.kv_events import KvEventStream
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.parts import Parts
 from pagecast.sim.core.plan import DONE, Outcome, StepPlan
 from pagecast.sim.core.request import Request
-from pagecast.sim.core.rules.profiles import VLLM
-from pagecast.sim.core.rules.rules import Profile
 
 
 class Scheduler:
@@ -49,24 +49,25 @@ class Scheduler:
         kv_events: KvEventStream | None = None,
         numbered: bool = True,
     ) -> None:
-        parts = Parts(limits, profile, EventLog(enabled=log, kv=kv_events), drafter, numbered=numbered)
+        parts = profile.parts(limits, EventLog(enabled=log, kv=kv_events), drafter, numbered=numbered)
+        lifecycle = parts.lifecycle
         self.limits = limits
         self.profile = profile
-        self.log = parts.log
-        self.running = parts.running
-        self.memory = parts.memory
-        self.queue = parts.queue
-        self.offloading = parts.offloading
-        self.lifecycle = parts.lifecycle
-        self.requests = parts.lifecycle.requests
+        self.log = lifecycle.log
+        self.running = lifecycle.running
+        self.memory = lifecycle.memory
+        self.queue = lifecycle.queue
+        self.offloading = lifecycle.offloading
+        self.lifecycle = lifecycle
+        self.requests = lifecycle.requests
         self.stride = parts.stride
         self.aborted = parts.step.aborted  # requests that planning ended, until the caller clears the list
         self._step = parts.step
         self._mix = parts.mix
-        self._in_flight = parts.running.in_flight
-        self._timed = parts.memory.timed
+        self._in_flight = lifecycle.running.in_flight
+        self._timed = lifecycle.memory.timed
         # Blocks that the host tier keeps for plans in flight.
-        self._deferred = None if parts.offloading is None else parts.offloading.deferred_frees
+        self._deferred = None if lifecycle.offloading is None else lifecycle.offloading.deferred_frees
 
     # ---- requests come and go
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from pagecast.sim.core.engines.sglang.mix import NEVER_ADMITTED, NEVER_AGAIN
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.rules.sglang import NEVER_ADMITTED, NEVER_AGAIN
 
 _AT_ANY_LOAD = re.compile(
     r"\d+ prompt \+ \d+ output tokens exceed |needs \d+ blocks of \d+ tokens; |" + re.escape(NEVER_ADMITTED)

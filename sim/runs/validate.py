@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagecast.sim.core import handoff
+from pagecast.sim.core.engines.profile import Profile
+from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import unit_tokens
 from pagecast.sim.core.kv_events import KvEventStream
@@ -17,8 +19,6 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.pipeline import Pipeline
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.rules.profiles import VLLM
-from pagecast.sim.core.rules.rules import Profile
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
 from pagecast.sim.replay.feed import Feed

@@ -6,17 +6,17 @@ from collections import deque
 from typing import Any
 
 from pagecast.sim.core.check import check
+from pagecast.sim.core.engines.sglang.memory import RadixMemory
+from pagecast.sim.core.engines.sglang.mix import SglangMix
+from pagecast.sim.core.engines.sglang.profile import SGLANG
+from pagecast.sim.core.engines.sglang.settings import SglangSettings
 from pagecast.sim.core.identity.content import own_output, own_prompt
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request
-from pagecast.sim.core.rules.profiles import SGLANG
-from pagecast.sim.core.rules.sglang import SglangMix
 from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.core.sglang_settings import SglangSettings
 from sglang_decisions import Decisions, Served, Turn
 from sglang_specifications import Spec, checksum
 
@@ -32,7 +32,7 @@ def limits_of(config: dict[str, Any]) -> Limits:
         policy=config["schedule_policy"],
         pipeline_depth=int(config["overlap"]),
         caching=config["enable_prefix_caching"],
-        sglang=SglangSettings(
+        engine=SglangSettings(
             max_prefill_tokens=config["max_prefill_tokens"],
             chunked_prefill=chunk is not None,
             schedule_conservativeness=config["schedule_conservativeness"],

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import simpy
 from pagecast.planner_app.wording.kv_groups import group_and_blocks
+from pagecast.sim.core.engines.sglang.memory import RadixMemory
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import Event, EventKind, run_length
-from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.recorder import Recorder

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pagecast.planner_app.dashboard.blocks.log import BlockLog, Collector
+from pagecast.sim.core.engines.registry import profile as find_profile
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.content import Span, own_output, own_prompt
 from pagecast.sim.core.identity.keys import BlockKeys
@@ -16,7 +17,6 @@ from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.plan import DONE, Outcome
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.core.scheduler import Scheduler
 
 TEXTS = ("", "T", "U", "V")  # what prompts may begin with; "": a text of their own

@@ -25,16 +25,14 @@ from pagecast.planner_app.dashboard.blocks.sandbox import (
     text_of,
 )
 from pagecast.planner_app.dashboard.shell.elements import plain
+from pagecast.sim.core.engines.registry import PROFILES
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.request import State
-from pagecast.sim.core.rules.profiles import PROFILES
 
 _GRID, _DONE, _URL, _SHOWN = "sandbox_grid", "_sandbox_done", "sandbox", "_sandbox_shown"
 _SPEED = 10
 _OWN = "its own"
-_NUMBERED = [
-    name for name, profile in PROFILES.items() if profile.memory is None
-]  # those with a map of blocks
+_NUMBERED = [name for name, profile in PROFILES.items() if profile.numbered]  # those with a map of blocks
 EXAMPLES = {
     "Shared prefix: B and C find what A computed": (
         "add-96-64-1-64-0_step-1_add-96-64-1-64-0_add-80-64-1-64-0_step-1_step-20"

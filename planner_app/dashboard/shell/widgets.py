@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import streamlit as st
 from pagecast.planner_app.dashboard.shell.view import NO_SPECULATION
-from pagecast.sim.core.rules.profiles import PROFILES
+from pagecast.sim.core.engines.registry import PROFILES
 from pagecast.sim.costs.calibration.file import shipped
 from pagecast.sim.machine.gpus import GPUS
 from pagecast.sim.machine.models import known_models

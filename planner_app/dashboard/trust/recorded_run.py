@@ -16,8 +16,8 @@ from pagecast.planner_app.dashboard.shell.state import session
 from pagecast.planner_app.reports import validate_charts
 from pagecast.planner_app.wording.accuracy import expected_error
 from pagecast.planner_app.wording.figures import shown, title
+from pagecast.sim.core.engines.registry import profile as find_profile
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.costs.calibration.file import shipped
 from pagecast.sim.replay.replicates import STEP_TIMES
 from pagecast.sim.runs.forecast import REPLICATES, Forecast, ForecastRow, forecast

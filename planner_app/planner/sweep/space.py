@@ -22,8 +22,8 @@ from typing import Any
 
 import yaml
 from pagecast.planner_app.planner.fleet import knobs as fleet_knobs
+from pagecast.sim.core.engines.registry import profile as find_profile
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.rules.profiles import profile as find_profile
 from pagecast.sim.documents import unknown_field
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.models import model as find_model

@@ -1,25 +1,19 @@
-"""Rules and profiles: what an engine decides, as small objects.
+"""Rules: what an engine decides, as small objects.
 
 A step is filled by four rules. `Order` says who is first in the queue, `Admission` whether the first may
 come in, `Victim` who must go when blocks run out, and `Mix` who shares a step. A mix is made with an
 admission and a victim rule, and calls them. Rules get `(step, memory, queue)` and nothing else, so an
-engine's behaviour is a file in this folder.
+engine's behaviour is a folder of them (`sim/core/engines`); those that several engines follow are here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
-from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.events import EventLog
-from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.eviction import Eviction
-from pagecast.sim.core.memory.kv_memory import Hit, KvMemory, MakeGroups, one_full_group
-from pagecast.sim.core.memory.ranked_extent_pool import ReuseRanks
-from pagecast.sim.core.queue import Order, Queue
+from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
+from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.step import Step
 
@@ -55,51 +49,5 @@ class Mix(Protocol):
         """Lets requests compute, admits and preempts, by calling the step's methods."""
 
 
-MakeMemory = Callable[[Limits, EventLog], KvMemory]
-"""Makes the memory of a replica, for engines that keep KV in another way than groups of blocks."""
-
-
-def no_hybrid_mix(limits: Limits) -> Mix:
-    """An engine that serves models of one kind of layers only. Errors: BadInput."""
-    raise BadInput("this profile serves no models whose layers keep different tokens; use vllm")
-
-
-def no_ranks(limits: Limits) -> None:
-    """Blocks of layers that keep different tokens are evicted in vLLM's order."""
-    return
-
-
-@dataclass(frozen=True)
-class Profile:
-    """One engine's rules. Each function makes a rule for a replica with given limits.
-
-    For models whose layers keep different tokens (`Limits.groups`) only `order`, `hybrid_mix` and
-    `hybrid_ranks` are used: a `HybridMemory` makes its groups from `Limits.groups`, and evicts in vLLM's
-    order or by ranks. `mix`, `eviction` and `groups` are for all other models.
-
-    `intake` may reject a request when it is submitted.
-    `memory` replaces the groups of blocks, `eviction` and `groups`: with a `RadixMemory` requests follow
-    `RadixLifecycle`.
-
-    `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not
-    already from its plan. `publish_whole_prompts`: those of a prompt from the commit of its last chunk.
-    Two fields describe the engine to others: `whole_prompt` tells the invariant checks that the mix takes the
-    blocks of a whole prompt at admission, and `pipelined` tells `Scenario` that the engine plans ahead unless
-    told otherwise (`Limits.pipeline_depth` decides). `offloads`: its mixes serve a host tier.
-    """
-
-    name: str
-    summary: str
-    order: Callable[[Limits], Order]
-    mix: Callable[[Limits], Mix]
-    eviction: Callable[[Limits], Eviction]
-    hybrid_mix: Callable[[Limits], Mix] = no_hybrid_mix
-    hybrid_ranks: Callable[[Limits], ReuseRanks | None] = no_ranks
-    intake: Callable[[Limits], Intake] | None = None
-    groups: MakeGroups = one_full_group
-    memory: MakeMemory | None = None
-    publish_at_commit: bool = False
-    publish_whole_prompts: bool = False
-    whole_prompt: bool = False
-    pipelined: bool = False
-    offloads: bool = False
+MakeAdmission = Callable[[Limits], Admission]
+MakeVictim = Callable[[Limits], Victim]

@@ -15,8 +15,8 @@ import httpx
 import numpy as np
 import pytest
 from pagecast.planner_app.server.generation import Bell, Generation, Sampling
+from pagecast.sim.core.engines.registry import profile
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.rules.profiles import profile
 from pagecast.sim.replay import replay
 from pagecast.sim.runs.journal import JournalWriter, segments
 from pagecast.sim.runs.recorded import RecordedRun

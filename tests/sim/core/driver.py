@@ -9,7 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+from pagecast.sim.core.cache_policy import CachePolicy
 from pagecast.sim.core.check import check, check_counts
+from pagecast.sim.core.engines.registry import PROFILES
+from pagecast.sim.core.engines.sglang.settings import SglangSettings
+from pagecast.sim.core.engines.trtllm.settings import CHUNKING, TrtllmSettings
 from pagecast.sim.core.identity.content import token_ids
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import Scope
@@ -17,12 +21,8 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.reference import Reference, Req
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.retention import FOREVER, Keep, Retention
-from pagecast.sim.core.rules.cache_policy import CachePolicy
-from pagecast.sim.core.rules.profiles import PROFILES
 from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.core.sglang_settings import SglangSettings
 from pagecast.sim.core.tenants import Tenants
-from pagecast.sim.core.trtllm_settings import CHUNKING, TrtllmSettings
 
 RETENTIONS = (
     Retention(((0, 8, Keep(80)),)),
@@ -51,7 +51,7 @@ def limits_from(draw: Iterator[int], profile: str) -> Limits:
         policy="priority" if next(draw) % 3 == 0 and profile == "vllm" else "fcfs",
         pipeline_depth=0 if profile == "nano-vllm" else next(draw) % 2,
         caching=next(draw) % 8 != 0,
-        trtllm=trtllm,
+        engine=trtllm,
     )
 
 
@@ -67,7 +67,7 @@ def sglang_limits_from(draw: Iterator[int], seqs: int) -> Limits:
         policy="lpm" if next(draw) % 2 else "fcfs",
         pipeline_depth=next(draw) % 2,
         caching=next(draw) % 8 != 0,
-        sglang=SglangSettings(
+        engine=SglangSettings(
             max_prefill_tokens=8 + next(draw) % 64,
             chunked_prefill=chunked,
             schedule_conservativeness=(0.1, 0.3, 1.0)[next(draw) % 3],

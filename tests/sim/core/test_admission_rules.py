@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pagecast.sim.core.cache_policy import ADMISSIONS, VICTIMS, CachePolicy
 from pagecast.sim.core.check import check
+from pagecast.sim.core.engines.nano_vllm.profile import NANO_VLLM
+from pagecast.sim.core.engines.registry import PROFILES
+from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.plan import Outcome
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.rules.cache_policy import ADMISSIONS, VICTIMS, CachePolicy
-from pagecast.sim.core.rules.profiles import NANO_VLLM, PROFILES, VLLM
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.tier_spec import HostTierSpec
 

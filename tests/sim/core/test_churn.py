@@ -8,15 +8,15 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from pagecast.sim.core.cache_policy import CachePolicy
 from pagecast.sim.core.check import Checker, check
+from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.retention import Retention
-from pagecast.sim.core.rules.cache_policy import CachePolicy
-from pagecast.sim.core.rules.profiles import VLLM
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.tenants import Tenants
 from pagecast.sim.core.tier_spec import HostTierSpec

@@ -50,7 +50,7 @@ def test_mypyc_translates_the_core(tmp_path):
 REPLAYS = """
 import pandas as pd
 from pagecast.sim.core import step
-from pagecast.sim.core.rules.profiles import PROFILES
+from pagecast.sim.core.engines.registry import PROFILES
 from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read

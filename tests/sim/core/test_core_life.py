@@ -7,10 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pagecast.sim.core.check import check
+from pagecast.sim.core.engines.nano_vllm.profile import NANO_VLLM
+from pagecast.sim.core.engines.registry import PROFILES
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.request import Request
-from pagecast.sim.core.rules.profiles import NANO_VLLM, PROFILES
 from pagecast.sim.core.scheduler import Scheduler
 
 sys.path.insert(0, str(Path(__file__).parent))

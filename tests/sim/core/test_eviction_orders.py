@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pagecast.sim.core.cache_policy import EVICTIONS, CachePolicy
+from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.ranked_eviction import RankedEviction
 from pagecast.sim.core.memory.run import FreePiece
 from pagecast.sim.core.request import Request
-from pagecast.sim.core.rules.cache_policy import EVICTIONS, CachePolicy
-from pagecast.sim.core.rules.profiles import VLLM
 from pagecast.sim.core.scheduler import Scheduler
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -8,7 +8,10 @@ import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pagecast.sim.core.cache_policy import CachePolicy
 from pagecast.sim.core.check import check
+from pagecast.sim.core.engines.nano_vllm.profile import NANO_VLLM
+from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import GroupSpec, KvKind, unit_tokens
 from pagecast.sim.core.identity.keys import BlockKeys
@@ -16,8 +19,6 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request
-from pagecast.sim.core.rules.cache_policy import CachePolicy
-from pagecast.sim.core.rules.profiles import NANO_VLLM, VLLM
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.roofline import Roofline
 from pagecast.sim.replay.clients import Arrivals

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from pagecast.sim.core.cache_policy import CachePolicy
 from pagecast.sim.core.check import check
+from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventKind
 from pagecast.sim.core.identity.keys import BlockKeys
@@ -11,8 +13,6 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.plan import Outcome
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.retention import FOREVER, BlockRange, Keep, Retention
-from pagecast.sim.core.rules.cache_policy import CachePolicy
-from pagecast.sim.core.rules.profiles import VLLM
 from pagecast.sim.core.scheduler import Scheduler
 
 SIZE = 4

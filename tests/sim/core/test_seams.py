@@ -12,6 +12,8 @@ import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagecast.sim.core.check import check
+from pagecast.sim.core.engines.profile import Profile
+from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.group import FullGroup, Progress
@@ -21,11 +23,6 @@ from pagecast.sim.core.memory.run import FreePiece
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.rules.admission import WholeSequence
-from pagecast.sim.core.rules.profiles import VLLM
-from pagecast.sim.core.rules.rules import Profile
-from pagecast.sim.core.rules.victim import Newest
-from pagecast.sim.core.rules.vllm import VllmMix
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.step import Step
 from pagecast.sim.costs.roofline import Roofline
@@ -145,7 +142,7 @@ def test_requests_admitted_with_room_for_their_output_are_never_preempted() -> N
     hopeful = scheduler(blocks=20)
     serve(hopeful, *crowd)
     assert hopeful.preemptions > 0
-    careful = scheduler(replace(VLLM, mix=lambda limits: VllmMix(ReserveOutput(), Newest())), blocks=20)
+    careful = scheduler(replace(VLLM, admission=lambda limits: ReserveOutput()), blocks=20)
     serve(careful, *(request(str(id), 10 + id, 9, 24) for id in range(6)))
     assert careful.preemptions == 0
 
@@ -161,7 +158,7 @@ class LeastProgress:
 
 
 def test_the_request_with_the_least_progress_is_preempted() -> None:
-    s = scheduler(replace(VLLM, mix=lambda limits: VllmMix(WholeSequence(), LeastProgress())), blocks=11)
+    s = scheduler(replace(VLLM, victim=lambda limits: LeastProgress()), blocks=11)
     old_and_short = request("0", 1, 3, 30)
     new_and_long = request("1", 2, 20, 20)
     serve(s, old_and_short, new_and_long)

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from pagecast.planner_app.dashboard.blocks.log import record
 from pagecast.sim.core.check import check
+from pagecast.sim.core.engines.sglang.new_token_ratio import NewTokenRatio
+from pagecast.sim.core.engines.sglang.profile import SGLANG
+from pagecast.sim.core.engines.sglang.settings import SglangSettings
+from pagecast.sim.core.engines.sglang.tree import RadixTree, leaf_order
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.radix_tree import RadixTree, leaf_order
 from pagecast.sim.core.plan import Outcome
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.rules.new_token_ratio import NewTokenRatio
-from pagecast.sim.core.rules.profiles import SGLANG
 from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.core.sglang_settings import SglangSettings
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.replay import replay
@@ -33,7 +33,7 @@ def request(id: str, prompt: int, output: int, *, text: int | None = None, size:
 
 def scheduler(blocks: int = 1000, *, chunk: int = 64, settings: SglangSettings | None = None, **limits):
     given = {"block_size": 1, "max_num_seqs": 8, "max_num_batched_tokens": chunk, **limits}
-    return Scheduler(Limits(blocks, sglang=settings or SglangSettings(), **given), SGLANG)
+    return Scheduler(Limits(blocks, engine=settings or SglangSettings(), **given), SGLANG)
 
 
 def turn(s: Scheduler) -> tuple[dict[str, int], list[str]]:

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pagecast.sim.core.cache_policy import EVICTIONS, CachePolicy
 from pagecast.sim.core.check import check
+from pagecast.sim.core.engines.registry import PROFILES
+from pagecast.sim.core.engines.sglang.settings import SglangSettings
+from pagecast.sim.core.engines.trtllm.settings import TrtllmSettings
+from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.core.identity.keys import BlockKeys, Public
@@ -16,14 +21,10 @@ from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.plan import Outcome
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.rules.cache_policy import EVICTIONS, CachePolicy
-from pagecast.sim.core.rules.profiles import PROFILES, VLLM
 from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.core.sglang_settings import SglangSettings
 from pagecast.sim.core.tenants import Tenants, TenantShare
 from pagecast.sim.core.tier_spec import HostTierSpec
 from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
-from pagecast.sim.core.trtllm_settings import TrtllmSettings
 from pagecast.sim.scenario import Scenario
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -542,10 +543,10 @@ HOST = HostTierSpec(64)
 CEILINGS = {
     "host tier": (VLLM, {"host": HOST}),
     "nano-vllm": (PROFILES["nano-vllm"], {}),
-    "no evict": (PROFILES["trtllm-guaranteed-no-evict"], {"trtllm": TrtllmSettings()}),
-    "max utilization": (PROFILES["trtllm-max-utilization"], {"trtllm": TrtllmSettings()}),
-    "sglang": (PROFILES["sglang"], {"sglang": SglangSettings()}),
-    "sglang, lpm": (PROFILES["sglang"], {"sglang": SglangSettings(), "policy": "lpm", "pipeline_depth": 1}),
+    "no evict": (PROFILES["trtllm-guaranteed-no-evict"], {"engine": TrtllmSettings()}),
+    "max utilization": (PROFILES["trtllm-max-utilization"], {"engine": TrtllmSettings()}),
+    "sglang": (PROFILES["sglang"], {"engine": SglangSettings()}),
+    "sglang, lpm": (PROFILES["sglang"], {"engine": SglangSettings(), "policy": "lpm", "pipeline_depth": 1}),
     "windows": (VLLM, {"groups": (GroupSpec(KvKind.FULL, SIZE), GroupSpec(KvKind.WINDOW, SIZE, 8))}),
 }
 

@@ -6,14 +6,14 @@ in which iterations, in a pool of 100 or 200 tokens with 10 per block.
 
 import pytest
 from pagecast.sim.core.check import check
+from pagecast.sim.core.engines.registry import PROFILES
+from pagecast.sim.core.engines.trtllm.chunks import Context, chunk_sizes, cost
+from pagecast.sim.core.engines.trtllm.settings import TrtllmSettings
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.request import Request
-from pagecast.sim.core.rules.profiles import PROFILES
-from pagecast.sim.core.rules.trtllm_chunks import Context, chunk_sizes, cost
 from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.core.trtllm_settings import TrtllmSettings
 from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
@@ -67,7 +67,7 @@ def test_two_that_fit_run_together(profile):
 @pytest.mark.parametrize("profile", ALL)
 def test_two_that_fit_run_together_in_chunks(profile):
     """SimpleShouldFitInChunk: chunks of 20, 20 and 10."""
-    s = scheduler(profile, 200, budget=40, trtllm=EQUAL)
+    s = scheduler(profile, 200, budget=40, engine=EQUAL)
     assert serve(s, request(0, 50, 40), request(1, 50, 40)) == {"0": [(0, 42)], "1": [(0, 42)]}
 
 
@@ -87,7 +87,7 @@ def test_without_eviction_the_second_waits_for_the_first():
 
 def test_a_request_begun_in_chunks_is_paused():
     """SimpleDoesntFitMaxUtilizationInChunk, until request 0 is done."""
-    s = scheduler(MAX_UTILIZATION, 100, budget=40, trtllm=EQUAL)
+    s = scheduler(MAX_UTILIZATION, 100, budget=40, engine=EQUAL)
     busy = serve(s, request(0, 30, 60), request(1, 30, 60))
     assert busy["0"] == [(0, 61)]
     assert busy["1"][0] == (0, 22)
@@ -116,7 +116,7 @@ def test_duplicates_wait_until_they_can_reuse(profile):
 @pytest.mark.parametrize("profile", [NO_EVICT, MAX_UTILIZATION])
 def test_a_duplicate_waits_for_the_last_chunk(profile):
     """DelayDuplicateRequestChunked: chunks of 20, 20 and 10; four blocks are reused."""
-    s = scheduler(profile, 200, budget=20, trtllm=EQUAL)
+    s = scheduler(profile, 200, budget=20, engine=EQUAL)
     same = [request(number, 50, 40, text=7) for number in range(2)]
     assert serve(s, *same) == {"0": [(0, 42)], "1": [(3, 43)]}
     assert same[1].cached_tokens == 40
@@ -161,7 +161,7 @@ def test_a_prompt_waits_for_the_block_that_another_computes(profile):
 
 
 def test_without_chunks_prompts_are_served_whole():
-    s = scheduler(NO_EVICT, 400, most=4, budget=100, trtllm=TrtllmSettings(chunked_context=False))
+    s = scheduler(NO_EVICT, 400, most=4, budget=100, engine=TrtllmSettings(chunked_context=False))
     busy = serve(s, request(0, 60, 3), request(1, 60, 3), request(2, 30, 3))
     assert busy == {"0": [(0, 3)], "1": [(1, 4)], "2": [(1, 4)]}
     assert not s.submit(request(9, 99, 3))
@@ -194,7 +194,7 @@ def test_a_chunk_with_a_cached_prefix_is_moved_not_shortened():
 
 def test_unknown_settings_are_named():
     with pytest.raises(BadInput, match="context chunking policy 'x' is not known"):
-        scheduler(NO_EVICT, 100, trtllm=TrtllmSettings(chunking="x"))
+        scheduler(NO_EVICT, 100, engine=TrtllmSettings(chunking="x"))
     with pytest.raises(BadInput, match=r"a chunk of 10 tokens does not fit in max_num_batched_tokens \(8\)"):
         scheduler(NO_EVICT, 100, budget=8)
     with pytest.raises(BadInput, match="choose the policy fcfs"):

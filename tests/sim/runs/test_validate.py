@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from pagecast.sim.core.engines.nano_vllm.profile import NANO_VLLM
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.rules.profiles import NANO_VLLM
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import compare_decisions, limits_of
 

@@ -26,6 +26,11 @@ class SglangSettings:
     ignore_eos: bool = False
     eviction: str = "lru"
 
+    @property
+    def decodes_apart(self) -> bool:
+        """Decodes take nothing of the chunk size."""
+        return True
+
     def check(self) -> None:
         """Errors: BadInput naming the first setting that cannot work."""
         if self.max_prefill_tokens < 1:

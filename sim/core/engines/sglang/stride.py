@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from pagecast.sim.core.engines.sglang.memory import RadixMemory
+from pagecast.sim.core.engines.sglang.mix import SglangMix
 from pagecast.sim.core.lifecycle import Lifecycle
-from pagecast.sim.core.memory.radix_memory import RadixMemory
-from pagecast.sim.core.rules.sglang import SglangMix
 from pagecast.sim.core.step import Step
 from pagecast.sim.core.stride import Stride
 

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from pagecast.sim.core.engines.trtllm.chunks import Context, chunk_sizes, cost
+from pagecast.sim.core.engines.trtllm.settings import TrtllmSettings
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.rules.candidates import TenantCeilings
-from pagecast.sim.core.rules.trtllm_chunks import Context, chunk_sizes, cost
 from pagecast.sim.core.running import Running
 from pagecast.sim.core.step import Step
-from pagecast.sim.core.trtllm_settings import TrtllmSettings
 
 
 class Candidate(NamedTuple):

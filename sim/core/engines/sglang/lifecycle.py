@@ -9,11 +9,15 @@ Source: SGLang 0.5.23, srt/managers/scheduler_components/batch_result_processor.
 from __future__ import annotations
 
 from pagecast.sim.core.decoders import admission_order
-from pagecast.sim.core.events import EventKind
+from pagecast.sim.core.engines.sglang.memory import RadixMemory
+from pagecast.sim.core.events import EventKind, EventLog
+from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.lifecycle import Lifecycle
-from pagecast.sim.core.memory.radix_memory import RadixMemory
+from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.plan import Outcome, StepPlan
+from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import NEVER, Request, State
+from pagecast.sim.core.running import Running
 
 
 class RadixLifecycle(Lifecycle):
@@ -22,10 +26,17 @@ class RadixLifecycle(Lifecycle):
     Requests that end with one step end in the order of their batch (`Request.order`).
     """
 
-    @property
-    def _radix(self) -> RadixMemory:
-        assert isinstance(self.memory, RadixMemory)
-        return self.memory
+    def __init__(
+        self,
+        limits: Limits,
+        memory: RadixMemory,
+        queue: Queue,
+        running: Running,
+        log: EventLog,
+        intake: Intake | None = None,
+    ) -> None:
+        super().__init__(limits, memory, queue, running, log, None, None, intake)
+        self._radix = memory
 
     def _never_refused(self) -> int:
         """None: SGLang has rules of its own."""

@@ -9,6 +9,8 @@ Source: vllm/v1/core/sched/scheduler.py, `Scheduler.schedule` (0.24).
 
 from __future__ import annotations
 
+from pagecast.sim.core.engines.vllm.hybrid import VllmHybridMix
+from pagecast.sim.core.engines.vllm.mix import VllmMix, gates_of
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
@@ -16,8 +18,6 @@ from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.candidates import Gate, TenantCeilings
 from pagecast.sim.core.rules.rules import Admission
-from pagecast.sim.core.rules.vllm import VllmMix, gates_of
-from pagecast.sim.core.rules.vllm_hybrid import VllmHybridMix
 from pagecast.sim.core.step import Step
 
 

@@ -3,7 +3,7 @@
 There are no phases: every request's computed tokens catch up with its known tokens, and a long prompt takes
 what the budget leaves. Out of blocks, a victim is preempted, and nobody is admitted in that step.
 
-Source: vllm/v1/core/sched/scheduler.py, `Scheduler.schedule` (0.24 to 0.33).
+Source: vllm/v1/core/sched/scheduler.py, `Scheduler.schedule` (0.24).
 """
 
 from __future__ import annotations

@@ -10,12 +10,12 @@ Source: SGLang 0.5.23, srt/mem_cache/unified_radix_cache.py, common.py, allocati
 
 from __future__ import annotations
 
+from pagecast.sim.core.engines.sglang.tree import Match, Node, RadixTree, leaf_order
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.kv_memory import Growth, Hit, KvMemory
 from pagecast.sim.core.memory.pool import Watcher
-from pagecast.sim.core.memory.radix_tree import Match, Node, RadixTree, leaf_order
 from pagecast.sim.core.request import Request
 
 _NO_HIT = Hit(0, 0, 0, ())

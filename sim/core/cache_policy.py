@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, get_args
 
+from pagecast.sim.core.engines.profile import Profile
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.intake import Intake, InTurn
 from pagecast.sim.core.limits import Limits
@@ -32,12 +33,9 @@ from pagecast.sim.core.rules.reserving import (
     completion,
     with_output,
 )
-from pagecast.sim.core.rules.rules import Admission, Mix, Profile, Victim
+from pagecast.sim.core.rules.rules import Admission, Victim
 from pagecast.sim.core.rules.shedding import PrefillNs, ShedByTtft
 from pagecast.sim.core.rules.victim import LeastProgress, LeastUrgent, Newest
-from pagecast.sim.core.rules.vllm import VllmMix
-from pagecast.sim.core.rules.vllm_hybrid import VllmHybridMix
-from pagecast.sim.core.rules.vllm_offloading import VllmHybridOffloadingMix, VllmOffloadingMix
 
 EvictionName = Literal["lru", "priority", "slru", "lfu", "fifo", "cost"]
 EVICTIONS: tuple[str, ...] = get_args(EvictionName)
@@ -106,24 +104,11 @@ class CachePolicy:
             changed = replace(changed, intake=self._intake_of(profile))
         if self.admission == "prompt" and self.watermarks is None and self.victim is None:
             return changed
-        if profile.name != "vllm":
-            raise BadInput(
-                f"the profile {profile.name} has its own admission and preemption; leave admission, "
-                "watermarks and victim out, or choose vllm"
-            )
-        return replace(changed, mix=self._mix, hybrid_mix=self._hybrid_mix)
-
-    def _mix(self, limits: Limits) -> Mix:
-        kind = VllmMix if limits.host is None else VllmOffloadingMix
-        return kind(self._admission(limits), self._victim(limits))
-
-    def _hybrid_mix(self, limits: Limits) -> Mix:
-        if self.admission != "prompt":
-            raise BadInput("output is reserved for models whose layers all keep every token")
-        kind = VllmHybridMix if limits.host is None else VllmHybridOffloadingMix
-        return kind(self._admission(limits), self._victim(limits))
+        return changed.with_rules(self._admission, self._victim)
 
     def _admission(self, limits: Limits) -> Admission:
+        if self.admission != "prompt" and limits.groups:
+            raise BadInput("output is reserved for models whose layers all keep every token")
         rule: Admission = WholeSequence()
         if self.admission != "prompt":
             tokens_to_reserve: TokensToReserve = completion

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from pagecast.sim.core.common_turns import CommonTurns, are_common
 from pagecast.sim.core.decoders import admission_order
+from pagecast.sim.core.engines.vllm.mix import VllmMix, enough_for_all
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.rules.vllm import VllmMix, enough_for_all
 from pagecast.sim.core.step import Step
 from pagecast.sim.core.turns import due, publish_known, take_turn
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pagecast.sim.core.engines.sglang.memory import RadixMemory
+from pagecast.sim.core.engines.sglang.new_token_ratio import RETRACT_STEPS, NewTokenRatio
+from pagecast.sim.core.engines.sglang.order import SglangFcfs
+from pagecast.sim.core.engines.sglang.prefill_adder import AddVerdict, Headroom, PrefillAdder
+from pagecast.sim.core.engines.sglang.settings import SglangSettings
 from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
-from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.candidates import TenantCeilings
-from pagecast.sim.core.rules.new_token_ratio import RETRACT_STEPS, NewTokenRatio
-from pagecast.sim.core.rules.prefill_adder import AddVerdict, Headroom, PrefillAdder
-from pagecast.sim.core.rules.sglang_order import SglangFcfs
-from pagecast.sim.core.sglang_settings import SglangSettings
 from pagecast.sim.core.step import Step
 
 NEVER_ADMITTED = "is not admitted by SGLang's rules even alone"
@@ -30,14 +30,16 @@ NEVER_AGAIN = "never fits again after it was retracted"
 
 
 class SglangMix:
-    """Batches of prompts and of decodes in turn.
+    """Batches of prompts and of decodes in turn, over its own memory and queue.
 
     `batch` are the running requests in SGLang's order, `merging` those of the last batch of prompts, which
     join it in the next turn, `unfinished` is the request whose prompt is cut off.
     """
 
-    def __init__(self, settings: SglangSettings) -> None:
+    def __init__(self, settings: SglangSettings, memory: RadixMemory, order: SglangFcfs) -> None:
         self.settings = settings
+        self.memory = memory
+        self.order = order
         self.batch: list[Request] = []
         self.merging: list[Request] | None = None
         self.unfinished: Request | None = None
@@ -47,17 +49,16 @@ class SglangMix:
 
     def fill(self, step: Step, memory: KvMemory, queue: Queue) -> None:
         """Makes a batch of prompts, or else of decodes."""
-        assert isinstance(memory, RadixMemory)
-        self._merge(step, memory)
-        if self._prefill(step, memory, queue):
+        self._merge(step)
+        if self._prefill(step, queue):
             return
         if self.batch:
-            self._decode(step, memory)
+            self._decode(step)
         elif not step.lifecycle.requests:
             if not step.running.in_flight:  # else SGLang has a result to process, and is not idle yet
                 self.ratio.reset()
-        elif not step.running.requests and not step.running.in_flight and not memory.used_blocks:
-            self._abort_first(step, memory, queue)
+        elif not step.running.requests and not step.running.in_flight and not self.memory.used_blocks:
+            self._abort_first(step)
 
     def is_quiet(self, queue: Queue, decoding: int) -> bool:
         """Whether the next turns only decode: nobody joins, leaves or may be admitted.
@@ -67,28 +68,26 @@ class SglangMix:
         waits = queue.size and not self.full
         return not waits and self.merging is None and self.unfinished is None and len(self.batch) == decoding
 
-    def _abort_first(self, step: Step, memory: RadixMemory, queue: Queue) -> None:
+    def _abort_first(self, step: Step) -> None:
         """Ends the request that is not admitted though nothing else uses memory: SGLang would wait for ever.
 
         It fitted when it was submitted, but where the whole output is certain SGLang admits nobody who would
         leave no token free. After a retraction its generated tokens may need a page more.
         """
-        order = queue.order
-        assert isinstance(order, SglangFcfs)
-        waiting = order.arrange(memory)
+        waiting = self.order.arrange(self.memory)
         if waiting:
             step.abort(waiting[0], NEVER_AGAIN if waiting[0].preemptions else NEVER_ADMITTED)
 
     # ---- merging
 
-    def _merge(self, step: Step, memory: RadixMemory) -> None:
+    def _merge(self, step: Step) -> None:
         """Joins the requests of the last batch of prompts; publishes what is done of one that was cut off."""
         running = step.running.requests
         unfinished = self.unfinished
         if unfinished is not None and unfinished not in running:
             self.unfinished = unfinished = None  # it was cancelled
         if unfinished is not None:
-            memory.publish(unfinished, unfinished.computed_tokens)
+            self.memory.publish(unfinished, unfinished.computed_tokens)
         merging, self.merging = self.merging, None
         if merging is not None:
             joining = [each for each in merging if each in running and each is not unfinished]
@@ -112,7 +111,7 @@ class SglangMix:
 
     # ---- prompts
 
-    def _prefill(self, step: Step, memory: RadixMemory, queue: Queue) -> bool:
+    def _prefill(self, step: Step, queue: Queue) -> bool:
         """Makes a batch of prompts. False: there is nothing to put in one."""
         if not self.batch:
             self.full = False
@@ -122,26 +121,24 @@ class SglangMix:
         if places <= 0 and self.unfinished is None:
             self.full = True
             return False
-        order = queue.order
-        assert isinstance(order, SglangFcfs)
-        waiting = order.arrange(memory)
-        adder = self._adder(step, memory)
+        waiting = self.order.arrange(self.memory)
+        adder = self._adder(step)
         if self.unfinished is not None and not adder.add_rest(self.unfinished):
             return False
         self._admit(step, adder, waiting, places)
         if not adder.added:
             return False
         self.unfinished = adder.unfinished
-        self._compute(step, memory, adder)
-        self._mix_in(step, memory, adder)
+        self._compute(step, adder)
+        self._mix_in(step, adder)
         return True
 
-    def _adder(self, step: Step, memory: RadixMemory) -> PrefillAdder:
+    def _adder(self, step: Step) -> PrefillAdder:
         settings = self.settings
         generated = _generated(step)
         running = [(request, generated(request)) for request in self.batch]
         return PrefillAdder(
-            memory,
+            self.memory,
             Headroom(self.ratio.current, ignore_eos=settings.ignore_eos),
             running,
             max_prefill_tokens=settings.max_prefill_tokens,
@@ -171,51 +168,51 @@ class SglangMix:
             if ceilings is not None:
                 ceilings.enter(request)
 
-    def _compute(self, step: Step, memory: RadixMemory, adder: PrefillAdder) -> None:
-        size = memory.block_size
+    def _compute(self, step: Step, adder: PrefillAdder) -> None:
+        size = self.memory.block_size
         for prompt in adder.added:
             if prompt.match is not None:
                 step.admit(prompt.request, Hit(prompt.there, prompt.match.pages, 0, ()))
                 step.run(prompt.request)
         tokens = sum([prompt.tokens for prompt in adder.added])
         # With pages of several tokens SGLang makes room for one more per request.
-        memory.make_room(tokens if size == 1 else tokens + len(adder.added) * size)
+        self.memory.make_room(tokens if size == 1 else tokens + len(adder.added) * size)
         for prompt in adder.added:
             step.compute(prompt.request, prompt.tokens)
         self.merging = [prompt.request for prompt in adder.added]
 
-    def _mix_in(self, step: Step, memory: RadixMemory, adder: PrefillAdder) -> None:
+    def _mix_in(self, step: Step, adder: PrefillAdder) -> None:
         """Lets the running requests decode beside the prompts, where their memory is free."""
         if not self.settings.mixed_chunk or not self.batch:
             return
         self._leave_out_ending()
-        if not self.batch or not memory.make_room(_next_tokens(step, memory)):
+        if not self.batch or not self.memory.make_room(self._next_tokens(step)):
             return
-        self._take_tokens(step, memory)
+        self._take_tokens(step)
         assert self.merging is not None
         self.merging += self.batch
         self.batch = []
 
     # ---- decodes
 
-    def _decode(self, step: Step, memory: RadixMemory) -> None:
+    def _decode(self, step: Step) -> None:
         before = len(self.batch)
         ending = self._leave_out_ending()
         if not self.batch:
             return
-        short = not memory.make_room(_next_tokens(step, memory))
+        short = not self.memory.make_room(self._next_tokens(step))
         if short and ending:
             self.full = False  # the memory of those that end is free in a moment
             return
         if short:
             step.failed_allocations += 1
-            self._retract(step, memory)
+            self._retract(step)
         else:
             self.ratio.decode()
         if len(self.batch) < before:
             self.full = False
         if self.batch:
-            self._take_tokens(step, memory)
+            self._take_tokens(step)
 
     def _leave_out_ending(self) -> bool:
         """Takes out the requests whose last token is in flight. Returns whether there were any."""
@@ -226,15 +223,19 @@ class SglangMix:
             self.full = False
         return ending
 
-    def _take_tokens(self, step: Step, memory: RadixMemory) -> None:
+    def _take_tokens(self, step: Step) -> None:
         """Takes a page for each request that begins one."""
-        size = memory.block_size
+        size = self.memory.block_size
         count = len(self.batch)
-        memory.make_room(count * size)
-        memory.take(len(step.crossing()))
+        self.memory.make_room(count * size)
+        self.memory.take(len(step.crossing()))
         step.end_decodes()
 
-    def _retract(self, step: Step, memory: RadixMemory) -> None:
+    def _next_tokens(self, step: Step) -> int:
+        """Tokens of the pages that decoding requests begin in this step."""
+        return len(step.crossing()) * self.memory.block_size
+
+    def _retract(self, step: Step) -> None:
         """Retracts running requests until the others can decode, the one with the fewest tokens first.
 
         Of equals the one with the longest prompt goes, and of these the last of the batch. One stays; where
@@ -245,12 +246,12 @@ class SglangMix:
             self.batch, key=lambda request: (generated(request), -request.prompt_tokens), reverse=True
         )
         retracted: list[Request] = []
-        while len(batch) > 1 and (not retracted or not memory.make_room(_next_tokens(step, memory))):
+        while len(batch) > 1 and (not retracted or not self.memory.make_room(self._next_tokens(step))):
             victim = batch.pop()
             step.preempt(victim)
             retracted.append(victim)
-            memory.make_room(len(batch) * RETRACT_STEPS)
-        if len(batch) == 1 and not memory.make_room(_next_tokens(step, memory)):
+            self.memory.make_room(len(batch) * RETRACT_STEPS)
+        if len(batch) == 1 and not self.memory.make_room(self._next_tokens(step)):
             step.abort(batch.pop(), "out of KV memory after all others were retracted")
         self._number(batch)
         self.batch = batch
@@ -266,8 +267,3 @@ def _generated(step: Step) -> Callable[[Request], int]:
         flying.update(plan.decodes)
         flying.update([chunk.request for chunk in plan.chunks if chunk.last])
     return lambda request: running.planned(request) + 1 - request.prompt_tokens - (request in flying)
-
-
-def _next_tokens(step: Step, memory: RadixMemory) -> int:
-    """Tokens of the pages that decoding requests begin in this step."""
-    return len(step.crossing()) * memory.block_size

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from pagecast.sim.core.engines.sglang.memory import RadixMemory
 from pagecast.sim.core.memory.kv_memory import KvMemory
-from pagecast.sim.core.memory.radix_memory import RadixMemory
 from pagecast.sim.core.request import Request
 
 _MATCH_AT_MOST = 128  # with more waiting, prefixes are not looked up

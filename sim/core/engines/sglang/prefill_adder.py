@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from pagecast.sim.core.memory.radix_memory import RadixMemory
-from pagecast.sim.core.memory.radix_tree import Match
+from pagecast.sim.core.engines.sglang.memory import RadixMemory
+from pagecast.sim.core.engines.sglang.tree import Match
 from pagecast.sim.core.request import Request
 
 CLIP = 4096

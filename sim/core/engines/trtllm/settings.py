@@ -20,6 +20,11 @@ class TrtllmSettings:
     chunking: str = CHUNKING[0]
     unit: int | None = None
 
+    @property
+    def decodes_apart(self) -> bool:
+        """Decodes and prompts share a step's tokens."""
+        return False
+
     def check(self) -> None:
         """Errors: BadInput naming the first setting that cannot work."""
         if self.chunking not in CHUNKING:

@@ -1,0 +1,1 @@
+"""nano-vLLM: its steps of prompts or of decodes."""

@@ -1,0 +1,186 @@
+"""Profile: an engine's rules, what it refuses, and how a replica of it is put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from pagecast.sim.core.drafter import Drafter
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.events import EventLog
+from pagecast.sim.core.group_spec import KvKind
+from pagecast.sim.core.intake import Intake
+from pagecast.sim.core.lifecycle import Lifecycle
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.eviction import Eviction, LeastRecentlyUsed
+from pagecast.sim.core.memory.fair_eviction import FairEviction
+from pagecast.sim.core.memory.kv_memory import KvMemory, MakeGroups, one_full_group
+from pagecast.sim.core.memory.partial_reuse import PartialReuse
+from pagecast.sim.core.memory.ranked_extent_pool import ReuseRanks
+from pagecast.sim.core.memory.tenant_ledger import TenantLedger
+from pagecast.sim.core.parts import Parts
+from pagecast.sim.core.queue import Order, Queue
+from pagecast.sim.core.rules.fair_order import WeightedFair
+from pagecast.sim.core.rules.order import ByPriority, FirstComeFirstServed
+from pagecast.sim.core.rules.rules import MakeAdmission, MakeVictim, Mix
+from pagecast.sim.core.running import Running
+from pagecast.sim.core.step import Step
+from pagecast.sim.core.stride import Stride
+from pagecast.sim.core.tiers.offloading import Offloading
+
+
+def queue_order(limits: Limits) -> Order:
+    """The order of the policy fcfs or priority, or by the weights of tenants. Errors: BadInput for lpm."""
+    if limits.policy == "lpm":
+        raise BadInput("the policy lpm is SGLang's; choose fcfs or priority, or the profile sglang")
+    if limits.tenants is not None and limits.tenants.fair:
+        return WeightedFair(limits.tenants)
+    return ByPriority() if limits.policy == "priority" else FirstComeFirstServed()
+
+
+def least_recently_used(limits: Limits) -> Eviction:
+    """LRU; blocks without content go first where content can be found at all."""
+    return LeastRecentlyUsed(blanks_first=limits.caching or limits.host is not None)
+
+
+def vllm_order(limits: Limits) -> None:
+    """No ranks: blocks of layers that keep different tokens are evicted in vLLM's order."""
+    return
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One engine's rules. Each field that is a function makes a rule for a replica with given limits.
+
+    A subclass makes the `mix`, and says in `check` what else the engine refuses. `version` is the version
+    whose source the rules follow; `option_names` are the engine's own names of options, with the fields of a
+    scenario that they stand for.
+
+    `eviction` and `groups` are for models of one kind of layers, `hybrid_ranks` for the others
+    (`Limits.groups`), which `hybrid` tells whether the engine serves. `intake` may reject a request when it
+    is submitted. `offloads`: the engine has a host tier.
+
+    `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not
+    already from its plan; nothing can speculate then. `publish_whole_prompts`: those of a prompt from the
+    commit of its last chunk. Three fields describe the engine to others: `whole_prompt` tells the invariant
+    checks that the mix takes the blocks of a whole prompt at admission, `pipelined` tells `Scenario` that the
+    engine plans ahead unless told otherwise (`Limits.pipeline_depth` decides), and `numbered` that its blocks
+    have numbers, and can be drawn.
+    """
+
+    name: str
+    summary: str
+    version: str
+    option_names: Mapping[str, str] = field(default_factory=dict, hash=False)
+    order: Callable[[Limits], Order] = queue_order
+    eviction: Callable[[Limits], Eviction] = least_recently_used
+    hybrid_ranks: Callable[[Limits], ReuseRanks | None] = vllm_order
+    intake: Callable[[Limits], Intake] | None = None
+    groups: MakeGroups = one_full_group
+    publish_at_commit: bool = False
+    publish_whole_prompts: bool = False
+    whole_prompt: bool = False
+    pipelined: bool = False
+    offloads: bool = False
+    hybrid: bool = False
+    numbered: bool = True
+
+    def mix(self, limits: Limits) -> Mix:
+        """The rule that fills a step."""
+        raise NotImplementedError
+
+    def with_rules(self, admission: MakeAdmission, victim: MakeVictim) -> Self:
+        """The profile with another admission and preemption. Errors: BadInput where it has only its own."""
+        raise BadInput(
+            f"the profile {self.name} has its own admission and preemption; leave admission, "
+            "watermarks and victim out, or choose vllm"
+        )
+
+    def check(self, limits: Limits, drafter: Drafter | None = None) -> None:
+        """Errors: BadInput where the engine has no replica with these limits and this drafter."""
+        limits.check()
+        if limits.host is not None and not self.offloads:
+            raise BadInput(f"the profile {self.name} has no KV offloading; choose vllm")
+        if limits.groups and not self.hybrid:
+            raise BadInput("this profile serves no models whose layers keep different tokens; use vllm")
+        if drafter is not None:
+            self._check_drafter(limits, drafter)
+
+    def _check_drafter(self, limits: Limits, drafter: Drafter) -> None:
+        if self.publish_at_commit:
+            raise BadInput(f"the profile {self.name} has no speculative decoding; choose vllm")
+        chunked = any(group.kind is KvKind.CHUNK for group in limits.groups)
+        if chunked and drafter.recomputes_block:
+            raise BadInput("EAGLE and MTP do not work with chunked local attention (as in vLLM)")
+        reserved = drafter.reserved * limits.max_num_seqs
+        if limits.max_num_batched_tokens <= reserved:
+            raise BadInput(
+                f"max_num_batched_tokens ({limits.max_num_batched_tokens}) leaves no token beside the "
+                f"{reserved} that the drafter needs for max_num_seqs ({limits.max_num_seqs}); raise one or "
+                "lower the other"
+            )
+
+    # ---- putting a replica together
+
+    def parts(
+        self, limits: Limits, log: EventLog, drafter: Drafter | None = None, *, numbered: bool = True
+    ) -> Parts:
+        """The parts of one replica's scheduler. Errors: BadInput as for `check`."""
+        self.check(limits, drafter)
+        running = self.running(limits)
+        memory = self._memory(limits, log, running)
+        lifecycle = self._lifecycle(limits, memory, running, log, drafter)
+        step = Step(lifecycle, memory, drafter)
+        return Parts(lifecycle, step, self.mix(limits), Stride(lifecycle, memory, step))
+
+    def running(self, limits: Limits) -> Running:
+        """The running requests: none yet."""
+        return Running(
+            limits.block_size,
+            pipeline_depth=limits.pipeline_depth,
+            at_commit=self.publish_at_commit,
+            whole_prompts=self.publish_whole_prompts,
+        )
+
+    def offloading(
+        self, limits: Limits, memory: KvMemory, running: Running, log: EventLog
+    ) -> Offloading | None:
+        """The host tier; None where there is none."""
+        return None
+
+    def _memory(self, limits: Limits, log: EventLog, running: Running) -> KvMemory:
+        eviction = self.eviction(limits)
+        ledger = None if limits.tenants is None else TenantLedger()
+        if isinstance(eviction, FairEviction):
+            ledger = eviction.ledger
+        partial = None
+        if limits.partial_reuse and limits.caching:
+            partial = PartialReuse(limits.block_size, copies=limits.partial_reuse == "copy")
+        return KvMemory(
+            limits.num_blocks,
+            limits.block_size,
+            log=log,
+            progress=running.findable,
+            caching=limits.caching,
+            eviction=eviction,
+            ledger=ledger,
+            partial_reuse=partial,
+            groups=self.groups,
+        )
+
+    def _lifecycle(
+        self, limits: Limits, memory: KvMemory, running: Running, log: EventLog, drafter: Drafter | None
+    ) -> Lifecycle:
+        if drafter is not None and drafter.recomputes_block:
+            memory.leave_out_last_blocks()
+        return Lifecycle(
+            limits,
+            memory,
+            Queue(self.order(limits), memory),
+            running,
+            log,
+            drafter,
+            self.offloading(limits, memory, running, log),
+            None if self.intake is None else self.intake(limits),
+        )

@@ -1,0 +1,1 @@
+"""SGLang: its batches, queue orders, radix tree and retractions."""

@@ -1,0 +1,1 @@
+"""TensorRT-LLM: its capacity policies, micro batches and context chunks."""

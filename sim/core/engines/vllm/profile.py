@@ -1,0 +1,89 @@
+"""vLLM v1: its profile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from pagecast.sim.core.drafter import Drafter
+from pagecast.sim.core.engines.profile import Profile
+from pagecast.sim.core.engines.vllm.hybrid import VllmHybridMix
+from pagecast.sim.core.engines.vllm.mix import VllmMix
+from pagecast.sim.core.engines.vllm.offloading import VllmHybridOffloadingMix, VllmOffloadingMix
+from pagecast.sim.core.events import EventLog
+from pagecast.sim.core.hybrid_stride import HybridStride
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.hybrid_memory import HybridMemory
+from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.parts import Parts
+from pagecast.sim.core.rules.admission import WholeSequence
+from pagecast.sim.core.rules.rules import Admission, MakeAdmission, MakeVictim, Mix, Victim
+from pagecast.sim.core.rules.victim import LeastUrgent, Newest
+from pagecast.sim.core.running import Running
+from pagecast.sim.core.step import Step
+from pagecast.sim.core.tiers.offloading import Offloading
+from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
+
+
+def whole_sequence(limits: Limits) -> Admission:
+    """vLLM's admission."""
+    return WholeSequence()
+
+
+def newest_or_least_urgent(limits: Limits) -> Victim:
+    """vLLM's victim: the newest request, or with the policy priority the least urgent."""
+    return LeastUrgent() if limits.policy == "priority" else Newest()
+
+
+@dataclass(frozen=True)
+class VllmProfile(Profile):
+    """vLLM's step, with its admission and preemption or others."""
+
+    admission: MakeAdmission = whole_sequence
+    victim: MakeVictim = newest_or_least_urgent
+
+    def mix(self, limits: Limits) -> Mix:
+        """The step for the model's layers, with or without a host tier."""
+        kind: type[VllmMix]
+        if limits.groups:
+            kind = VllmHybridMix if limits.host is None else VllmHybridOffloadingMix
+        else:
+            kind = VllmMix if limits.host is None else VllmOffloadingMix
+        return kind(self.admission(limits), self.victim(limits))
+
+    def with_rules(self, admission: MakeAdmission, victim: MakeVictim) -> Self:
+        """The profile with another admission and preemption."""
+        return replace(self, admission=admission, victim=victim)
+
+    def parts(
+        self, limits: Limits, log: EventLog, drafter: Drafter | None = None, *, numbered: bool = True
+    ) -> Parts:
+        """The parts of one replica's scheduler. Errors: BadInput as for `check`."""
+        if not limits.groups:
+            return super().parts(limits, log, drafter, numbered=numbered)
+        self.check(limits, drafter)
+        running = self.running(limits)
+        memory = HybridMemory(limits, log, running.findable, self.hybrid_ranks(limits), numbered=numbered)
+        lifecycle = self._lifecycle(limits, memory, running, log, drafter)
+        step = Step(lifecycle, memory, drafter)
+        return Parts(lifecycle, step, self.mix(limits), HybridStride(lifecycle, memory, step))
+
+    def offloading(
+        self, limits: Limits, memory: KvMemory, running: Running, log: EventLog
+    ) -> Offloading | None:
+        """vLLM's OffloadingConnector, with a disk behind it or without; None where there is no host tier."""
+        if limits.host is None:
+            return None
+        kind = TieredOffloading if limits.host.disk else Offloading
+        return kind(limits.host, limits, memory, running, log, drops_last=memory.recomputes_block)
+
+
+VLLM = VllmProfile(
+    name="vllm",
+    summary="chunked prefill in mixed batches, running requests first, preemption by recompute",
+    version="0.24",
+    option_names={"-tp": "tensor_parallel_size"},
+    pipelined=True,
+    offloads=True,
+    hybrid=True,
+)
