@@ -213,3 +213,12 @@ def test_stretches_are_the_same_as_single_steps(profile, ahead):
     assert fast.requests.equals(slow.requests)
     assert fast.summary["evicted_blocks"] == slow.summary["evicted_blocks"]
     assert profile == MAX_UTILIZATION or not fast.summary["preemptions"]
+
+
+@pytest.mark.parametrize("profile", [NO_EVICT, MAX_UTILIZATION])
+@pytest.mark.parametrize(("tokens", "most"), [(1000, 3), (90, 8)], ids=["places", "blocks"])
+def test_a_request_that_fits_begins_in_the_next_step_with_tokens_left(profile, tokens, most):
+    """Prompts fill a step each. The fourth does not fit: the second and third do not wait for the first."""
+    s = scheduler(profile, tokens, most=most, budget=22)
+    busy = serve(s, *(request(number, 20, 10) for number in range(4)))
+    assert [busy[id][0][0] for id in "012"] == [0, 1, 2]

@@ -17,7 +17,7 @@ from pagecast.sim.core.engines.trtllm.settings import TrtllmSettings
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
 from pagecast.sim.core.queue import Queue
-from pagecast.sim.core.request import Request
+from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.candidates import TenantCeilings
 from pagecast.sim.core.running import Running
 from pagecast.sim.core.step import Step
@@ -213,6 +213,9 @@ class TrtllmMix:
         fits = self.capacity.fitting(step, memory, queue)
         contexts = self._decode(step, memory, fits)
         self._prefill(step, memory, contexts)
+        if queue.blocked and any(hit and request.state is State.WAITING for request, hit in fits):
+            # One fits that the step had no tokens left for, in front of the one that does not.
+            queue.blocked = False
 
     def _decode(self, step: Step, memory: KvMemory, fits: list[Candidate]) -> list[Candidate]:
         """Lets requests decode; returns the prompts that the micro batch may have, up to its size."""
