@@ -18,7 +18,7 @@ from pagecast.engine import ops
 from pagecast.engine.backend import NO_PROMPTS, Backend, PromptChunks
 from pagecast.engine.rows import Rows
 from pagecast.engine.sequence import Sequence
-from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.plan import Chunk, StepPlan, counts_as_decode
 from pagecast.sim.core.request import Request
 
@@ -191,7 +191,7 @@ class Batches:
         self._decoding: list[Sequence] = []
         self._decode_rows = _ints([])
 
-    def lay_out(self, plan: StepPlan, memory: KvMemory) -> StepLayout:
+    def lay_out(self, plan: StepPlan, memory: Memory) -> StepLayout:
         """Packs a plan's numbers and queues their transfer. `memory` has the block tables."""
         for chunk in plan.chunks:
             self.rows.serve(self._sequences[chunk.request], chunk.start + chunk.tokens, memory)
@@ -225,7 +225,7 @@ class Batches:
         sizes = self.prompt_graphs if prompts else self.graphs
         return next((size for size in sizes if size >= tokens), 0)
 
-    def _singles(self, plan: StepPlan, memory: KvMemory) -> tuple[_Part, list[Sequence | None]]:
+    def _singles(self, plan: StepPlan, memory: Memory) -> tuple[_Part, list[Sequence | None]]:
         """Tokens of requests that compute one, and who takes what is drawn after them."""
         if plan.decodes is not self._decodes:
             self._decodes = plan.decodes
@@ -271,7 +271,7 @@ class Batches:
             self.buffer.put(_ints(filtered)) if filtered else None,
         )
 
-    def _copies(self, plan: StepPlan, memory: KvMemory) -> Ints:
+    def _copies(self, plan: StepPlan, memory: Memory) -> Ints:
         """Pairs of blocks: of the parent, and of the fork that goes on in a copy of it."""
         pairs: list[int] = []
         for chunk in plan.chunks:

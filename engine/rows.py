@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pagecast.engine.sampling import FIELDS, pack
 from pagecast.engine.sequence import NO_ROW, Sequence
-from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.memory import Memory
 
 Ints = NDArray[np.int32]
 _NONE = np.empty(0, np.int32)
@@ -28,7 +28,7 @@ class Rows:
         self._blocks: list[Ints] = []
         self._params: list[Ints] = []
 
-    def serve(self, sequence: Sequence, tokens: int, memory: KvMemory) -> None:
+    def serve(self, sequence: Sequence, tokens: int, memory: Memory) -> None:
         """Brings a row up to date with the block table of a request that computes chunks, now up to its first
         `tokens` tokens; gives it one if it has none."""
         if sequence.row != NO_ROW and tokens <= sequence.blocks_sent * self.block_size:
@@ -46,7 +46,7 @@ class Rows:
             self._places.append(np.arange(first + sent, first + len(blocks), dtype=np.int32))
             self._blocks.append(np.array(blocks[sent:], np.int32))
 
-    def serve_decodes(self, sequences: list[Sequence], positions: Ints, memory: KvMemory) -> None:
+    def serve_decodes(self, sequences: list[Sequence], positions: Ints, memory: Memory) -> None:
         """Brings the rows of decoding requests, which compute `positions`, up to date: sends the new block of
         each whose position begins one."""
         begin = np.flatnonzero(positions % self.block_size == 0)

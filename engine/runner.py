@@ -24,7 +24,7 @@ from pagecast.engine.rope import rotary_table
 from pagecast.engine.rows import Rows
 from pagecast.engine.sampling import FIELDS, Sampler
 from pagecast.engine.sequence import Sequence as Text
-from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.plan import StepPlan
 from pagecast.sim.core.request import Request
 from torch import Tensor
@@ -121,7 +121,7 @@ class Runner:
         self.team: Peers | None = None
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan, memory: KvMemory) -> Flight:
+    def launch(self, plan: StepPlan, memory: Memory) -> Flight:
         """Lays a step out and queues it on all GPUs. `wait` of the result returns the tokens."""
         if self.host is not None:
             self.host.begin(plan)

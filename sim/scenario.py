@@ -21,6 +21,7 @@ from pagecast.sim.core.engines.trtllm.settings import CHUNKING, TrtllmSettings
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import unit_tokens
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.eviction_orders import LeafOrderName, PoolOrderName
 from pagecast.sim.core.tenants import Tenants
 from pagecast.sim.core.tier_spec import HostTierSpec
 from pagecast.sim.documents import field_problem
@@ -125,7 +126,7 @@ class Scenario(BaseModel):
         "nano-vllm: off)",
     )
     enable_prefix_caching: bool = Field(True, description="reuse cached prefixes (vLLM: on)")
-    eviction: Literal["lru", "priority", "slru", "lfu", "fifo", "cost"] = Field(
+    eviction: PoolOrderName = Field(
         "lru",
         description="cached content evicted first: least recently used (lru, segmented: slru) or frequently "
         "used (lfu), oldest (fifo), of the lowest retention priority (priority), or cheapest to lose (cost: "
@@ -216,7 +217,7 @@ class Scenario(BaseModel):
     schedule_conservativeness: float = Field(
         1.0, gt=0, description="sglang: scales the memory reserved for outputs"
     )
-    radix_eviction_policy: Literal["lru", "lfu", "slru", "fifo", "mru", "filo"] = Field(
+    radix_eviction_policy: LeafOrderName = Field(
         "lru", description="sglang: which cached prefix is evicted first"
     )
     ignore_eos: bool = Field(False, description="sglang: outputs end by length alone, and it knows")

@@ -13,16 +13,16 @@ from pagecast.sim.core.intake import Intake, InTurn
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.eviction import Eviction
 from pagecast.sim.core.memory.eviction_orders import (
-    CostAware,
-    FirstInFirstOut,
-    LeastFrequentlyUsed,
-    LeastRecentlyFreed,
-    SegmentedLru,
+    ORDERS,
+    POOL_ORDERS,
+    REUSE_ORDERS,
+    EvictionOrder,
+    OrderSettings,
+    ReuseOrder,
+    equal_cost,
 )
 from pagecast.sim.core.memory.fair_eviction import FairEviction
-from pagecast.sim.core.memory.priority_eviction import LowestPriority
 from pagecast.sim.core.memory.ranked_eviction import RankedEviction
-from pagecast.sim.core.memory.ranked_extent_pool import ReuseRanks
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.rules.admission import WholeSequence
@@ -37,8 +37,6 @@ from pagecast.sim.core.rules.rules import Admission, Victim
 from pagecast.sim.core.rules.shedding import PrefillNs, ShedByTtft
 from pagecast.sim.core.rules.victim import LeastProgress, LeastUrgent, Newest
 
-EvictionName = Literal["lru", "priority", "slru", "lfu", "fifo", "cost"]
-EVICTIONS: tuple[str, ...] = get_args(EvictionName)
 AdmissionName = Literal["prompt", "completion", "expected", "maximum"]
 ADMISSIONS: tuple[str, ...] = get_args(AdmissionName)
 VictimName = Literal["newest", "least-progress", "lowest-priority"]
@@ -49,11 +47,6 @@ _VICTIMS: dict[str, Callable[[], Victim]] = {
     "lowest-priority": LeastUrgent,
 }
 Recompute = Callable[[int], float]
-
-
-def equal_cost(block: int) -> float:
-    """The same for every block, where nothing tells what its prefill costs."""
-    return 1.0
 
 
 def no_time(tokens: int) -> float:
@@ -73,7 +66,7 @@ def _within(tokens_to_reserve: TokensToReserve, limits: Limits, request: Request
 class CachePolicy:
     """Rules that replace those of a profile; with the defaults it stays what it is.
 
-    `eviction`: one of `EVICTIONS`. `protected_share`: of all blocks, what segmented LRU protects at most.
+    `eviction`: one of `POOL_ORDERS`. `protected_share`: of all blocks, what segmented LRU protects at most.
     `prefix_cap`: of all blocks, what the cost-aware order lets one prefix own. `recompute`: the time to
     compute the block of that number in a sequence.
 
@@ -97,9 +90,9 @@ class CachePolicy:
 
     def applied(self, profile: Profile) -> Profile:
         """The profile with these rules in place of its own. Errors: BadInput for a name that is not known."""
-        if self.eviction not in EVICTIONS:
-            raise BadInput(f"eviction order {self.eviction!r} is not known; choose {', '.join(EVICTIONS)}")
-        changed = replace(profile, eviction=self._order_of(profile), hybrid_ranks=self._hybrid_ranks)
+        if self.eviction not in POOL_ORDERS:
+            raise BadInput(f"eviction order {self.eviction!r} is not known; choose {', '.join(POOL_ORDERS)}")
+        changed = replace(profile, eviction=self._order_of(profile), hybrid_order=self._hybrid_order)
         if self.shed_ns is not None:
             changed = replace(changed, intake=self._intake_of(profile))
         if self.admission == "prompt" and self.watermarks is None and self.victim is None:
@@ -147,30 +140,26 @@ class CachePolicy:
 
         return make
 
-    def _hybrid_ranks(self, limits: Limits) -> ReuseRanks | None:
-        """Ranks for models whose layers keep different tokens; None: vLLM's order. Errors: BadInput."""
+    def _hybrid_order(self, limits: Limits) -> ReuseOrder | None:
+        """The order for models whose layers keep different tokens; None: vLLM's. Errors: BadInput."""
         if self.eviction == "lru":
             return None
-        if self.eviction == "lfu":
-            return ReuseRanks()
-        if self.eviction == "slru":
-            return ReuseRanks(1, int(limits.num_blocks * self.protected_share))
-        raise BadInput(
-            f"eviction {self.eviction} may rank a block below those that need it, and layers of this "
-            "model keep different tokens; choose lru, lfu or slru, or give disable_hybrid_kv_cache_manager"
-        )
+        if self.eviction not in REUSE_ORDERS:
+            *others, last = REUSE_ORDERS
+            raise BadInput(
+                f"eviction {self.eviction} may rank a block below those that need it, and layers of this "
+                f"model keep different tokens; choose {', '.join(others)} or {last}, "
+                "or give disable_hybrid_kv_cache_manager"
+            )
+        return REUSE_ORDERS[self.eviction](self._order_settings(limits))
 
     def _ranked(self, limits: Limits, blanks_first: bool) -> RankedEviction:
-        if self.eviction == "slru":
-            protected = int(limits.num_blocks * self.protected_share)
-            return SegmentedLru(protected, blanks_first=blanks_first)
-        if self.eviction == "cost":
-            most = max(int(limits.num_blocks * self.prefix_cap), 1)
-            return CostAware(self.recompute, most, blanks_first=blanks_first)
-        if self.eviction == "priority":
-            return LowestPriority(blanks_first=blanks_first)
-        if self.eviction == "lfu":
-            return LeastFrequentlyUsed(blanks_first=blanks_first)
-        if self.eviction == "fifo":
-            return FirstInFirstOut(blanks_first=blanks_first)
-        return LeastRecentlyFreed(blanks_first=blanks_first)
+        order: EvictionOrder = ORDERS[self.eviction](self._order_settings(limits))
+        return RankedEviction(order, blanks_first=blanks_first)
+
+    def _order_settings(self, limits: Limits) -> OrderSettings:
+        return OrderSettings(
+            most_protected=int(limits.num_blocks * self.protected_share),
+            most_valued=max(int(limits.num_blocks * self.prefix_cap), 1),
+            recompute=self.recompute,
+        )

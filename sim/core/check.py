@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import singledispatch
 from itertools import pairwise
 
 from pagecast.sim.core.check_tiers import check_tiers
@@ -13,6 +14,7 @@ from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.memory.pool import BlockPool
 from pagecast.sim.core.memory.run import Run
 from pagecast.sim.core.memory.table import Table
@@ -61,12 +63,7 @@ def check(s: Scheduler) -> None:
     """
     check_counts(s)
     memory = s.memory
-    if isinstance(memory, RadixMemory):
-        _check_radix(s, memory)
-    elif isinstance(memory, HybridMemory):
-        _check_hybrid(s, memory)
-    else:
-        _check_runs(s, memory)
+    check_memory(memory, s)
     if s.offloading is not None:
         check_tiers(s.offloading)
     # A request that has loaded may hold what the first in the queue needs (as in vLLM).
@@ -75,7 +72,13 @@ def check(s: Scheduler) -> None:
     _hold(not stuck, "the queue is blocked and nothing runs")
 
 
-def _check_runs(s: Scheduler, memory: KvMemory) -> None:
+@singledispatch
+def check_memory(memory: Memory, s: Scheduler) -> None:
+    """Checks what is behind the door. Each kind of memory has its own check; others have none."""
+
+
+@check_memory.register
+def _check_runs(memory: KvMemory, s: Scheduler) -> None:
     pool = memory.pool
     runs = _runs_held(s, memory)
     _check_index(pool)
@@ -95,10 +98,11 @@ def _check_runs(s: Scheduler, memory: KvMemory) -> None:
     shared = sum(group.shared_blocks for group in memory.groups)
     _hold(shared == entries - memory.used_blocks, f"{shared} shared blocks, {entries} in all tables")
     for request in s.requests.values():
-        _check_request(s, request)
+        _check_request(s, memory, request)
 
 
-def _check_radix(s: Scheduler, memory: RadixMemory) -> None:
+@check_memory.register
+def _check_radix(memory: RadixMemory, s: Scheduler) -> None:
     tree = memory.tree
     evictable = locked = 0
     for node in tree:
@@ -125,7 +129,8 @@ def _check_radix(s: Scheduler, memory: RadixMemory) -> None:
     _hold((shared - locked) * memory.block_size == memory.shared_tokens(), "shared pages are counted wrong")
 
 
-def _check_hybrid(s: Scheduler, memory: HybridMemory) -> None:
+@check_memory.register
+def _check_hybrid(memory: HybridMemory, s: Scheduler) -> None:
     pool = memory.extents
     holders: Counter[Extent] = Counter()
     tails: list[int] = []
@@ -254,11 +259,11 @@ def _check_family(run: Run) -> None:
         _hold(run in (run.parent.children or ()), "a parent does not know its child")
 
 
-def _check_request(s: Scheduler, request: Request) -> None:
+def _check_request(s: Scheduler, memory: KvMemory, request: Request) -> None:
     running = s.running
     tokens = _expected_tokens(s, request)
     blocks_needed = -(-tokens // s.limits.block_size)
-    for group in s.memory.groups:
+    for group in memory.groups:
         holding = group.holdings.get(request)
         blocks = [] if holding is None else holding.blocks()
         # Blocks for drafts that were rejected are kept for the next ones, and those of a load that failed for

@@ -10,7 +10,7 @@ first token of the output can be drawn.
 
 from __future__ import annotations
 
-from pagecast.sim.core.memory.kv_memory import Hit
+from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.scheduler import Scheduler
 

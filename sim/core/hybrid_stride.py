@@ -46,7 +46,7 @@ class HybridStride(Stride):
         running = self._running
         memory = self._hybrid
         if not memory.regular:
-            return memory.blocks_added(running.decoders.requests, running.tick, steps)
+            return memory.blocks_added(running.decoders, running.tick, steps)
         turns = self._turns
         turns.note(steps, self.longest)
         return turns.added

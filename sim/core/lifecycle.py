@@ -10,7 +10,8 @@ from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
-from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
+from pagecast.sim.core.memory.hit import Hit
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.plan import DONE, Chunk, Outcome, StepPlan, Transfer
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import NEVER, Request, State
@@ -43,7 +44,7 @@ class Lifecycle:
     def __init__(
         self,
         limits: Limits,
-        memory: KvMemory,
+        memory: Memory,
         queue: Queue,
         running: Running,
         log: EventLog,
@@ -146,7 +147,7 @@ class Lifecycle:
         request.computed_tokens = hit.tokens + tokens
         request.last_external = tokens
         self.memory.claim(request, hit._replace(tokens=request.computed_tokens))
-        self.memory.grow_for_load(request, request.computed_tokens)
+        self.offloading.memory.grow_for_load(request, request.computed_tokens)
         self.memory.grow(request, max(room_tokens, request.computed_tokens))
         return self.offloading.load(request, tokens)
 
@@ -355,7 +356,7 @@ class Lifecycle:
         """
         in_flight = self.running.in_flight
         if in_flight and self.offloading is not None and self._is_computed(request):
-            self.offloading.keep(in_flight[-1].step, self.memory.detach(request))
+            self.offloading.keep(in_flight[-1].step, self.offloading.memory.detach(request))
         else:
             self.memory.release(request)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from pagecast.sim.core.forks import Forks
-from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.request import Request
 
 
@@ -29,7 +29,7 @@ class Order(Protocol):
     def put_back(self, requests: Sequence[Request]) -> None:
         """Adds requests that go ahead of later arrivals: a preempted one, or forks in their order."""
 
-    def first(self, memory: KvMemory) -> Request | None:
+    def first(self, memory: Memory) -> Request | None:
         """The request to be admitted next; None where nobody waits."""
         ...
 
@@ -52,7 +52,7 @@ class Queue:
     `gated`: those that were passed over stay so until a request comes or goes; an arrival may be admitted.
     """
 
-    def __init__(self, order: Order, memory: KvMemory) -> None:
+    def __init__(self, order: Order, memory: Memory) -> None:
         self.order = order
         self.forks = Forks()
         self.size = 0

@@ -12,7 +12,7 @@ A simulation skips over steps in which nothing is decided, as far as it knows th
 
 This is the facade over the parts that a profile makes (`engines/`). What can happen to a request is in
 `lifecycle.py`; in which order it happens within a step is the profile's rule; the blocks are
-behind `memory/kv_memory.py`.
+behind `memory/memory.py`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Scheduler:
         self._step = parts.step
         self._mix = parts.mix
         self._in_flight = lifecycle.running.in_flight
-        self._timed = lifecycle.memory.timed
+        self._expiry = lifecycle.memory.expiry
         # Blocks that the host tier keeps for plans in flight.
         self._deferred = None if lifecycle.offloading is None else lifecycle.offloading.deferred_frees
 
@@ -81,8 +81,8 @@ class Scheduler:
     def cancel(self, id: str, now: int) -> bool:
         """Ends a request in any state and gives its blocks back. False: no such live request."""
         self.stride.settle()
-        if self._timed is not None:
-            self._timed.now = now
+        if self._expiry is not None:
+            self._expiry.advance(now)
         return self.lifecycle.cancel(id, now)
 
     def preempt(self, request: Request) -> None:
@@ -118,25 +118,25 @@ class Scheduler:
 
         `once`: do not decide again where all that could run was preempted, as an engine that plans in a loop.
         """
-        if self._timed is not None:
+        if self._expiry is not None:
             self.refresh(now)
         if self.stride.quiet():
             return self.stride.plan(1)
         return self.decide(now, once=once)
 
     def refresh(self, now: int) -> None:
-        """Ends retention that is over by `now`, where `memory.timed` is set. `plan` calls it.
+        """Ends retention that is over by `now`, where `memory.expiry` is set. `plan` calls it.
 
         A caller of `stride.plan` calls it first, and plans no step of a stretch at or after the time
-        `memory.timed.due_ns`.
+        `memory.expiry.due_ns`.
         """
-        timed = self._timed
-        assert timed is not None
-        if now >= timed.due_ns:
+        expiry = self._expiry
+        assert expiry is not None
+        if now >= expiry.due_ns:
             self.stride.settle()
             self.queue.blocked = False
-            self.memory.revert(now)
-        timed.now = now
+            expiry.revert(now)
+        expiry.advance(now)
 
     def decide(self, now: int, *, once: bool = False) -> StepPlan | None:
         """Decides the next step by the profile's full rule, which `plan` skips in a quiet stretch."""
@@ -175,8 +175,8 @@ class Scheduler:
         if outcome is not DONE:
             return self._commit_outcome(plan, outcome, now)
         in_flight.popleft()
-        if self._timed is not None:
-            self._timed.now = now
+        if self._expiry is not None:
+            self._expiry.advance(now)
         if self._deferred:
             self.lifecycle.give_back_deferred(plan)
         if not plan.chunks and plan.step + plan.steps - 1 not in self.running.draining:
@@ -187,8 +187,8 @@ class Scheduler:
         """Commits a plan with results that could not be known when it was made."""
         if outcome.stopped or outcome.failed or outcome.accepted:
             self.stride.settle()
-        if self._timed is not None:
-            self._timed.now = now
+        if self._expiry is not None:
+            self._expiry.advance(now)
         failed = self.lifecycle.fail(outcome, now) if outcome.failed else []
         self._in_flight.popleft()
         if self._deferred:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.drafter import Drafter
-from pagecast.sim.core.events import EventKind, EventLog
+from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
-from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
+from pagecast.sim.core.memory.hit import Hit
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.plan import Chunk, StepPlan, Transfer, counts_as_decode
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
@@ -38,7 +39,7 @@ class Step:
     decoding request in this sense: all go on in chunks.
     """
 
-    def __init__(self, lifecycle: Lifecycle, memory: KvMemory, drafter: Drafter | None) -> None:
+    def __init__(self, lifecycle: Lifecycle, memory: Memory, drafter: Drafter | None) -> None:
         self.lifecycle = lifecycle
         self.limits: Limits = lifecycle.limits
         self.running: Running = lifecycle.running
@@ -129,8 +130,9 @@ class Step:
         """
         end = request.computed_tokens + tokens
         if start.kind is StartKind.TAKE:
-            assert start.run is not None
-            self._memory.take_over(request, start.run)
+            reuse = self._memory.partial_reuse
+            assert reuse is not None and start.run is not None
+            reuse.take_over(request, start.run)
         drafts = 0
         if self._drafter is None:
             self._memory.grow(request, end)
@@ -164,7 +166,7 @@ class Step:
         """
         running = self.running
         crossing = running.decoders.crossing(running.tick)
-        if crossing and not self._memory.room(len(crossing) * self._memory.crossing_blocks):
+        if crossing and len(crossing) * self._memory.crossing_blocks > self._memory.free_blocks:
             return False
         if not running.decoders.explicit and self._log.events is None:
             if crossing:
@@ -201,8 +203,7 @@ class Step:
         running = self.running
         computed = running.planned(request)
         if begins:
-            blocks = self._memory.grow_one(request)
-            self._log.add(EventKind.ALLOCATED, request.id, blocks)
+            self._memory.grow(request, computed + 1)
             # The block before is full since the last step. Only a log or keys per block need it published on
             # the spot: otherwise that is made up for when somebody looks (`FullGroup.find`).
             if running.commit_lag == 1 and (self._log.events is not None or request.keys.explicit):

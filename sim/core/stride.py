@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.lifecycle import Lifecycle
-from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.plan import StepPlan
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request
@@ -30,7 +30,7 @@ class Stride:
     context of all of them, and of the longest.
     """
 
-    def __init__(self, lifecycle: Lifecycle, memory: KvMemory, step: Step) -> None:
+    def __init__(self, lifecycle: Lifecycle, memory: Memory, step: Step) -> None:
         self.open: StepPlan | None = None
         self.count = 0
         self.context = 0

@@ -285,7 +285,7 @@ class _FleetRun:
         """Ends the retention that is over by the end of the last request, on idle replicas too."""
         end_ns = round(float(np.nanmax(table["finished_s"].to_numpy(np.float64), initial=0.0)) * NS)
         for member in self.fleet.members:
-            if member.gone_ns is None and member.scheduler.memory.timed is not None:
+            if member.gone_ns is None and member.scheduler.memory.expiry is not None:
                 member.scheduler.refresh(end_ns)
 
     def _notes(self, table: pd.DataFrame, kinds: list[Member]) -> tuple[str, ...]:

@@ -20,7 +20,6 @@ from typing import Any
 
 import simpy
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.pipeline import Pipeline
 from pagecast.sim.core.plan import DONE, StepPlan
 from pagecast.sim.core.request import Request, State
@@ -95,7 +94,7 @@ class Replica:
         self._memory = scheduler.memory
         # A step that overwrites evicted blocks is no part of a stretch.
         self._strides = fast_forward and not scrub_ns_per_block
-        self._timed = scheduler.memory.timed
+        self._expiry = scheduler.memory.expiry
         self.transfers = None if scheduler.offloading is None else Transfers(_checked(links))
         self.disk = _disk_of(scheduler, links)
         self._idle_turns = 0
@@ -157,9 +156,7 @@ class Replica:
             return used
         steps = self._begun(plan, *self._pace(plan.decode_n), now)
         running = scheduler.running
-        if isinstance(self._memory, HybridMemory):
-            return used + self._memory.blocks_added(running.decoders.requests, running.tick, steps)
-        return used + running.decoders.crossings(running.tick, steps)[1] * self._memory.crossing_blocks
+        return used + self._memory.blocks_added(running.decoders, running.tick, steps)
 
     @property
     def device_free_ns(self) -> int:
@@ -396,7 +393,7 @@ class Replica:
             self._advance_disk(self.disk, now)
         # The step after a prompt step has a penalty of its own, so it is not part of a stretch.
         warm = self.costs.warm_ns(self._prompt_tokens) if self._prompt_tokens else 0
-        if self._timed is not None:
+        if self._expiry is not None:
             self.scheduler.refresh(now)
         if self._strides and not warm:
             stride = self.scheduler.stride
@@ -491,8 +488,8 @@ class Replica:
         line, gap = self._pace(n)
         host = self._host_ns(n)
         due = self.arrivals.next_ns
-        if self._timed is not None:
-            due = min(due, self._timed.due_ns)
+        if self._expiry is not None:
+            due = min(due, self._expiry.due_ns)
         self._prompt_tokens = 0
         launched = now + host
         transfers = self.transfers

@@ -14,10 +14,10 @@ from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.eviction import Eviction, LeastRecentlyUsed
-from pagecast.sim.core.memory.fair_eviction import FairEviction
+from pagecast.sim.core.memory.eviction_orders import ReuseOrder
 from pagecast.sim.core.memory.kv_memory import KvMemory, MakeGroups, one_full_group
+from pagecast.sim.core.memory.memory import OffloadableMemory
 from pagecast.sim.core.memory.partial_reuse import PartialReuse
-from pagecast.sim.core.memory.ranked_extent_pool import ReuseRanks
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.parts import Parts
 from pagecast.sim.core.queue import Order, Queue
@@ -45,7 +45,7 @@ def least_recently_used(limits: Limits) -> Eviction:
 
 
 def vllm_order(limits: Limits) -> None:
-    """No ranks: blocks of layers that keep different tokens are evicted in vLLM's order."""
+    """Blocks of layers that keep different tokens are evicted in vLLM's order."""
     return
 
 
@@ -57,7 +57,7 @@ class Profile:
     whose source the rules follow; `option_names` are the engine's own names of options, with the fields of a
     scenario that they stand for.
 
-    `eviction` and `groups` are for models of one kind of layers, `hybrid_ranks` for the others
+    `eviction` and `groups` are for models of one kind of layers, `hybrid_order` for the others
     (`Limits.groups`), which `hybrid` tells whether the engine serves. `intake` may reject a request when it
     is submitted. `offloads`: the engine has a host tier.
 
@@ -75,7 +75,7 @@ class Profile:
     option_names: Mapping[str, str] = field(default_factory=dict, hash=False)
     order: Callable[[Limits], Order] = queue_order
     eviction: Callable[[Limits], Eviction] = least_recently_used
-    hybrid_ranks: Callable[[Limits], ReuseRanks | None] = vllm_order
+    hybrid_order: Callable[[Limits], ReuseOrder | None] = vllm_order
     intake: Callable[[Limits], Intake] | None = None
     groups: MakeGroups = one_full_group
     publish_at_commit: bool = False
@@ -144,16 +144,16 @@ class Profile:
         )
 
     def offloading(
-        self, limits: Limits, memory: KvMemory, running: Running, log: EventLog
+        self, limits: Limits, memory: OffloadableMemory, running: Running, log: EventLog
     ) -> Offloading | None:
         """The host tier; None where there is none."""
         return None
 
     def _memory(self, limits: Limits, log: EventLog, running: Running) -> KvMemory:
         eviction = self.eviction(limits)
-        ledger = None if limits.tenants is None else TenantLedger()
-        if isinstance(eviction, FairEviction):
-            ledger = eviction.ledger
+        ledger = eviction.ledger
+        if ledger is None and limits.tenants is not None:
+            ledger = TenantLedger()
         partial = None
         if limits.partial_reuse and limits.caching:
             partial = PartialReuse(limits.block_size, copies=limits.partial_reuse == "copy")
@@ -170,7 +170,12 @@ class Profile:
         )
 
     def _lifecycle(
-        self, limits: Limits, memory: KvMemory, running: Running, log: EventLog, drafter: Drafter | None
+        self,
+        limits: Limits,
+        memory: OffloadableMemory,
+        running: Running,
+        log: EventLog,
+        drafter: Drafter | None,
     ) -> Lifecycle:
         if drafter is not None and drafter.recomputes_block:
             memory.leave_out_last_blocks()

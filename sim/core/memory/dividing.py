@@ -91,7 +91,12 @@ class Division:
         self.pool.link(free)
 
     def _divide_begun(self) -> None:
-        """Divides what remains of the rows that were begun: it is taken before all others."""
+        """Divides what remains of the rows that were begun: it is taken before all others.
+
+        Blocks of begun rows go group by group: of the first groups all are gone, of one group some, of the
+        others none. So each group gets a place of its own at the head of the ring. Within a group the last
+        rows go first, which are those of `broken` in order, then of `unbroken` from its end.
+        """
         pool = self.pool
         if not pool.begun:
             return
@@ -122,7 +127,12 @@ class Division:
             first = after
 
     def _index_broken(self, extent: Extent) -> None:
-        """Makes what remains of a group's part findable, ahead of the copies that replaced its rows."""
+        """Makes what remains of a group's part findable, ahead of the copies that replaced its rows.
+
+        When its rows lost a block, their content was withdrawn, and spares took their place (`_replace`). By
+        itself this group has lost nothing: its blocks were published before the copies. So the copies are
+        cut to the numbers of the extent and become spares again, the oldest ones.
+        """
         pool = self.pool
         assert extent.key is not None
         if extent.is_spare:

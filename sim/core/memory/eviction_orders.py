@@ -1,77 +1,211 @@
-"""Eviction orders beside LRU: least frequently used, first in first out, segmented LRU, cost-aware."""
+"""Eviction orders: which cached content goes first. Each order is written once, here.
+
+An order gives content a level. The lowest level is evicted first, and of equal levels the content that was
+used least recently. Each memory ranks its own pieces by these levels, in a form that is fast for it:
+
+- `LeastRecentlyUsed` (`eviction.py`): a ring of free pieces, for `Lru` where freeing order is use order;
+- `RankedEviction`: a heap of free pieces, for every order;
+- `RankedExtentPool`: a ring per level, for orders by reuse (`ReuseOrder`);
+- `RadixTree`: a heap of leaves, for every order.
+
+Host memory evicts names that whole lookups move at once, and has its own forms (`tiers/host_eviction.py`).
+
+To add an order, write a class here and name it in `ORDERS`, and in the literal of each place that offers it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal, NamedTuple, Protocol, get_args
 
-from pagecast.sim.core.memory.ranked_eviction import Rank, RankedEviction
-from pagecast.sim.core.memory.run import FreePiece
+PoolOrderName = Literal["lru", "priority", "slru", "lfu", "fifo", "cost"]
+POOL_ORDERS: tuple[str, ...] = get_args(PoolOrderName)
+LeafOrderName = Literal["lru", "lfu", "slru", "fifo", "mru", "filo"]
+LEAF_ORDERS: tuple[str, ...] = (*get_args(LeafOrderName), "priority")
 
 _USES = 8  # requests that have read a block are told apart up to this many
 _MEMORY = 4096.0  # blocks after which what was learned of reuse counts half
 
 
-class LeastRecentlyFreed(RankedEviction):
-    """LRU as a ranked order, for those who keep several of them."""
+class Content(Protocol):
+    """Content that may be evicted: neighbouring blocks of a sequence.
 
-    def rank(self, piece: FreePiece) -> Rank:
-        """When the piece became free."""
-        return (self._count,)
-
-
-class LeastFrequentlyUsed(RankedEviction):
-    """Content that the fewest requests have reused goes first; of equals, the least recently used (LFU)."""
-
-    def rank(self, piece: FreePiece) -> Rank:
-        """How many requests have reused the piece's run, and when it became free."""
-        return piece.run.uses, self._count
-
-
-class FirstInFirstOut(RankedEviction):
-    """Content that was written first goes first, however often it was reused."""
-
-    def rank(self, piece: FreePiece) -> Rank:
-        """When the run's first block was taken."""
-        return (piece.run.born,)
-
-
-class SegmentedLru(RankedEviction):
-    """Two LRU lists: content that was never reused is evicted before content that was.
-
-    At most `most_protected` blocks are protected; beyond that the least recently used of them become the
-    newest of the others (Karedy, Love and Wherry, 1994). A piece counts with the size it was freed with.
+    Times are those of the memory's own clock. The request that wrote it is not among its `uses`.
     """
 
-    def __init__(self, most_protected: int, *, blanks_first: bool = True) -> None:
-        super().__init__(blanks_first=blanks_first)
-        self._most = most_protected
-        self._protected: dict[FreePiece, int] = {}  # oldest first, with sizes
-        self._blocks = 0
+    @property
+    def uses(self) -> int:
+        """How many requests have reused it."""
+        ...
 
-    def rank(self, piece: FreePiece) -> Rank:
-        """The segment, and when the piece came into it."""
-        if not piece.run.uses:
-            return 0, self._count
-        size = piece.high - piece.low
-        self._protected[piece] = size
-        self._blocks += size
-        while self._blocks > self._most:
-            oldest = next(iter(self._protected))
-            self._leave(oldest)
-            if oldest is piece:
-                return 0, self._count
-            self._push(oldest, (0, self._count))
-        return 1, self._count
+    @property
+    def used(self) -> int:
+        """When it was last used; of free blocks, when they became free."""
+        ...
 
-    def removed(self, piece: FreePiece) -> None:
-        """Frees the piece's place in the protected segment."""
-        self._leave(piece)
+    @property
+    def made(self) -> int:
+        """When it was written."""
+        ...
 
-    def _leave(self, piece: FreePiece) -> None:
-        self._blocks -= self._protected.pop(piece, 0)
+    @property
+    def priority(self) -> int:
+        """Its retention priority."""
+        ...
+
+    @property
+    def start(self) -> int:
+        """The number of its first block."""
+        ...
+
+    @property
+    def end(self) -> int:
+        """The number of the block after its last."""
+        ...
 
 
-class CostAware(RankedEviction):
+def equal_cost(block: int) -> float:
+    """The same for every block, where the cost of its prefill is not known."""
+    return 1.0
+
+
+class OrderSettings(NamedTuple):
+    """Settings of orders, in blocks. Each order reads its own.
+
+    `most_protected`: of `Slru` (None: any number). `most_valued` and `recompute`: of `Cost`.
+    """
+
+    most_protected: int | None = None
+    most_valued: int = 1 << 62
+    recompute: Callable[[int], float] = equal_cost
+
+
+NO_SETTINGS = OrderSettings()
+
+
+class EvictionOrder:
+    """An order of content. `level` is all that most orders have.
+
+    `most_protected`: at most so many blocks may be above level 0; beyond that, those of them that were used
+    least recently fall to level 0 and count as just used (None: any number).
+    `gains`: levels may change while content waits. Then `level_now` and `at_once` are asked.
+    `keeps_retention`: levels are retention priorities, which end with time where a duration was asked for.
+    """
+
+    most_protected: int | None = None
+    gains: bool = False
+    keeps_retention: bool = False
+
+    def __init__(self, settings: OrderSettings = NO_SETTINGS) -> None:
+        pass
+
+    def level(self, content: Content) -> float:
+        """The level of content that can be evicted from now on."""
+        raise NotImplementedError
+
+    def level_now(self, content: Content, level: float) -> float | None:
+        """The new level of content that is to be evicted next; None: it stays, and is evicted."""
+        return None
+
+    def at_once(self, content: Content) -> int:
+        """How many of its last blocks are evicted before the level of the rest is asked for again."""
+        return content.end - content.start
+
+    def divided(self, part: Content, content: Content) -> None:
+        """`part` was cut off the end of content that has a level, and has the same one."""
+
+    def removed(self, content: Content) -> None:
+        """Content is evicted, as far as its end has moved forward, or in use again."""
+
+    def figures(self) -> dict[str, object]:
+        """The order's figures, for a replay's summary."""
+        return {}
+
+
+class ReuseOrder(EvictionOrder):
+    """An order by reuse alone.
+
+    A prefix is reused by all that reuse its continuation, so its level is never the lower one.
+    """
+
+    def level_of(self, uses: int) -> int:
+        """The level of content that so many requests have reused."""
+        raise NotImplementedError
+
+    def level(self, content: Content) -> float:
+        """The level by `uses`."""
+        return self.level_of(content.uses)
+
+
+class Lru(ReuseOrder):
+    """Least recently used first."""
+
+    def level_of(self, uses: int) -> int:
+        """One level for all."""
+        return 0
+
+    def level(self, content: Content) -> float:
+        """One level for all."""
+        return 0
+
+
+class Lfu(ReuseOrder):
+    """Content that the fewest requests have reused first."""
+
+    def level_of(self, uses: int) -> int:
+        """How many requests have reused it."""
+        return uses
+
+
+class Slru(ReuseOrder):
+    """Content that was never reused before content that was: segmented LRU.
+
+    The protected segment may be bounded (Karedy, Love and Wherry, 1994).
+    """
+
+    def __init__(self, settings: OrderSettings = NO_SETTINGS) -> None:
+        self.most_protected = settings.most_protected
+
+    def level_of(self, uses: int) -> int:
+        """1 in the protected segment."""
+        return 1 if uses > 0 else 0
+
+
+class Fifo(EvictionOrder):
+    """Content that was written first first, however often it was reused."""
+
+    def level(self, content: Content) -> float:
+        """When it was written."""
+        return content.made
+
+
+class Filo(EvictionOrder):
+    """Content that was written last first."""
+
+    def level(self, content: Content) -> float:
+        """When it was written, backwards."""
+        return -content.made
+
+
+class Mru(EvictionOrder):
+    """Most recently used first."""
+
+    def level(self, content: Content) -> float:
+        """When it was used, backwards."""
+        return -content.used
+
+
+class Priority(EvictionOrder):
+    """Lowest retention priority first (TensorRT-LLM)."""
+
+    keeps_retention: bool = True
+
+    def level(self, content: Content) -> float:
+        """The priority."""
+        return content.priority
+
+
+class Cost(EvictionOrder):
     """Content whose loss is expected to cost the least prefill time goes first.
 
     A block's value is the time to compute it again, which grows with its position, times the probability
@@ -80,30 +214,64 @@ class CostAware(RankedEviction):
     (Cherkasova, 1998): each eviction raises the value that later ones start from.
 
     `recompute(block)` is the time to compute the block with that number in its sequence; any unit. Blocks
-    from number `most_blocks` on have no value, so that one huge prefix cannot own the cache.
+    from number `most_valued` on have no value, so that one huge prefix cannot own the cache.
     """
 
-    def __init__(
-        self, recompute: Callable[[int], float], most_blocks: int, *, blanks_first: bool = True
-    ) -> None:
-        super().__init__(blanks_first=blanks_first)
-        self._recompute = recompute
-        self._most_blocks = most_blocks
+    gains: bool = True
+
+    def __init__(self, settings: OrderSettings = NO_SETTINGS) -> None:
+        self._recompute = settings.recompute
+        self._most_valued = settings.most_valued
         self._floor = 0.0  # the value of what was evicted last
         self._reuses = [1.0] * (_USES + 1)
         self._evictions = [1.0] * (_USES + 1)
-        self._freed: dict[FreePiece, tuple[int, int, int]] = {}  # uses, and numbers of its first and last + 1
+        self._freed: dict[Content, tuple[int, int, int]] = {}  # uses, start and end when it became free
 
     def probability(self, uses: int) -> float:
         """The share of blocks with so many uses that are reused before they are evicted."""
         uses = min(uses, _USES)
         return self._reuses[uses] / (self._reuses[uses] + self._evictions[uses])
 
-    def rank(self, piece: FreePiece) -> Rank:
-        """The floor and the value of the piece's last block."""
-        run = piece.run
-        self._freed[piece] = (run.uses, run.start + piece.low, run.start + piece.high)
-        return self._floor + self._value(piece), self._count
+    def level(self, content: Content) -> float:
+        """The floor and the value of the last block. Takes note of the content."""
+        uses, end = content.uses, content.end
+        self._freed[content] = (uses, content.start, end)
+        if end > self._most_valued:
+            return self._floor
+        return self._floor + self.probability(uses) * self._recompute(end - 1)
+
+    def level_now(self, content: Content, level: float) -> float | None:
+        """Content that was cut down to the cap has a value from then on."""
+        uses, _, freed = self._freed[content]
+        end = content.end
+        if freed > self._most_valued >= end:
+            self._evictions[min(uses, _USES)] += freed - end
+            return self.level(content)
+        self._floor = max(self._floor, level)
+        return None
+
+    def at_once(self, content: Content) -> int:
+        """All, but first only the blocks beyond the cap, which have no value."""
+        beyond = content.end - self._most_valued
+        return beyond if beyond > 0 else content.end - content.start
+
+    def divided(self, part: Content, content: Content) -> None:
+        """Takes note of both parts."""
+        uses, low, high = self._freed[content]
+        cut = part.start
+        self._freed[content] = uses, low, cut
+        self._freed[part] = uses, cut, high
+
+    def removed(self, content: Content) -> None:
+        """Learns how much of the content was reused: what was evicted is its end."""
+        uses, low, high = self._freed.pop(content)
+        uses = min(uses, _USES)
+        end = content.end
+        self._reuses[uses] += end - low
+        self._evictions[uses] += high - end
+        if self._reuses[uses] + self._evictions[uses] > _MEMORY:
+            self._reuses[uses] /= 2
+            self._evictions[uses] /= 2
 
     def figures(self) -> dict[str, object]:
         """By how often content was reused before: the learned probability that it is reused again, and from
@@ -114,44 +282,13 @@ class CostAware(RankedEviction):
             "learned_blocks": [round(reused + evicted) for reused, evicted in learned],
         }
 
-    def _value(self, piece: FreePiece) -> float:
-        last = piece.run.start + piece.high - 1
-        if last >= self._most_blocks:
-            return 0.0
-        return self.probability(piece.run.uses) * self._recompute(last)
 
-    def rank_now(self, piece: FreePiece, rank: Rank) -> Rank:
-        """A piece that was cut down to the cap has a value from then on."""
-        uses, _, freed = self._freed[piece]
-        end = piece.run.start + piece.high
-        if freed > self._most_blocks >= end:
-            self._evictions[min(uses, _USES)] += freed - end
-            return self.rank(piece)
-        self._floor = max(self._floor, rank[0])
-        return rank
-
-    def at_once(self, piece: FreePiece) -> int:
-        """As many as may be evicted, but first only those beyond the cap, which have no value."""
-        beyond = piece.run.start + piece.high - self._most_blocks
-        most = piece.evictable()
-        return min(most, beyond) if beyond > 0 else most
-
-    def add_beside(self, piece: FreePiece, place: FreePiece) -> None:
-        """Adds a piece with the rank of the one it was cut off."""
-        super().add_beside(piece, place)
-        if place in self._freed:
-            uses, low, high = self._freed[place]
-            cut = piece.run.start
-            self._freed[place] = uses, low, cut
-            self._freed[piece] = uses, cut, high
-
-    def removed(self, piece: FreePiece) -> None:
-        """Learns how much of the piece was reused: what was evicted is its end."""
-        uses, low, high = self._freed.pop(piece)
-        uses = min(uses, _USES)
-        end = piece.run.start + piece.high
-        self._reuses[uses] += end - low
-        self._evictions[uses] += high - end
-        if self._reuses[uses] + self._evictions[uses] > _MEMORY:
-            self._reuses[uses] /= 2
-            self._evictions[uses] /= 2
+REUSE_ORDERS: dict[str, Callable[[OrderSettings], ReuseOrder]] = {"lru": Lru, "lfu": Lfu, "slru": Slru}
+ORDERS: dict[str, Callable[[OrderSettings], EvictionOrder]] = {
+    **REUSE_ORDERS,
+    "fifo": Fifo,
+    "filo": Filo,
+    "mru": Mru,
+    "priority": Priority,
+    "cost": Cost,
+}

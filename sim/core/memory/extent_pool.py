@@ -4,6 +4,25 @@
 not so: here blocks are kept in extents, which are held or free as a whole. The order in which free blocks are
 taken, and which of several equal blocks is found, are vLLM's.
 
+Terms:
+
+row       the blocks of one position in a table, one of each of `width` equal groups that go together
+extent    neighbouring rows that the same tables hold; held or free as a whole, but for its first rows
+free      a place in the order of free blocks (`Free`): extents that were freed together, which are taken
+          column by column, or single rows in the order in which each left its window (`by_row`)
+ring      the places, first the one that is taken first
+blank     a free block without content; blanks are taken before all others
+begun     blocks of the place at the head of the ring, unlinked from it because a take ended within it. All
+          its blocks stand in `begun` in taking order, as that crosses the rows of several extents
+unbroken  extents of `begun` none of whose rows lacks a block: their content can still be found and held again
+broken    rows of `begun` of which a block was taken. No hit finds them; but vLLM, which looks group by group,
+          may find their other blocks. A hit of the same content lets all groups go by themselves (`divide`)
+owed      blocks that were taken from the ring in count only. Without numbers it does not matter which blocks
+          a table gets, so what they held is evicted when somebody looks (`settle`), many at a time
+spare     an extent whose content is found elsewhere; it takes the place of that one when it is evicted
+rest      what was split off the end of an extent while a table held both: the table's entry still names the
+          first part, with the length of both
+
 Source: vllm/v1/core/block_pool.py (0.24).
 """
 
@@ -97,7 +116,12 @@ class ExtentPool:
         return self.unnumbered[:n]
 
     def settle(self) -> None:
-        """Evicts what is owed: from now on only what is in the pool can be found."""
+        """Evicts what is owed: from now on only what is in the pool can be found.
+
+        Extents at the head of the ring that are owed as a whole are dropped without a look at their blocks,
+        which is what makes it worth to wait. Only the last place may be owed in part, and is taken from as if
+        its blocks had numbers.
+        """
         owed = self.owed
         self.owed = 0
         while owed:
@@ -130,7 +154,12 @@ class ExtentPool:
         return self._take_rows(free, n) if free.by_row else self._take_columns(free, n)
 
     def _take_rows(self, free: Free, n: int) -> array[int]:
-        """Takes up to `n` blocks of the first rows of extents."""
+        """Takes up to `n` blocks of the first rows of extents.
+
+        Rows left their windows one by one, often thousands in one place, each of another extent. So an
+        extent loses its front in place, and `free.extents` is cut once at the end: `del` of each first one
+        would be quadratic.
+        """
         taken = self.no_blocks()
         count = 0
         missing = n
@@ -225,7 +254,11 @@ class ExtentPool:
         return taken
 
     def _take_begun(self, n: int) -> array[int]:
-        """Takes up to `n` blocks of what was begun. What is no longer whole can't be found any more."""
+        """Takes up to `n` blocks of what was begun. What is no longer whole can't be found any more.
+
+        Columns are taken one after another, each from the last row on. So a take within the first column
+        breaks as many rows, from the end, as it takes blocks; once the first column is gone no row is whole.
+        """
         taken = self.begun[:n]
         del self.begun[:n]
         rows = len(taken)
@@ -374,6 +407,10 @@ class ExtentPool:
         single rows (`by_row`), several are freed together. Returns how many of the tables, from the first on,
         are done. Of a `Leaver` only the table and its null rows are read.
         """
+        # This is the hot loop of models with windows: in every step a row leaves for each request that begins
+        # a block. Nothing is cut or moved here. An extent keeps its rows and only notes the places of those
+        # that are free (`free_rows`); its table counts its entry one shorter. Rows of one call, and of calls
+        # after it, share one `Free` at the end of the ring while nothing else is freed behind it.
         dropped = 0
         blocks = 0
         free = self.ring.before
@@ -386,11 +423,12 @@ class ExtentPool:
             if not held:
                 break
             extent, length = held[0]
+            # Others hold the extent, or its rows go elsewhere when they are freed: that splits it first.
             if extent.holders > 1 or extent.is_spare or extent.key is None:
                 break
             free_rows = extent.free_rows
             if extent.rest is not None and length > extent.length:
-                break
+                break  # the entry goes on in what was split off
             if rows > 1:
                 if rows > length or free_rows:
                     break
@@ -508,7 +546,12 @@ class ExtentPool:
         held.append((extent, rows))
 
     def _publish_among(self, siblings: list[Extent], new: Extent) -> list[Extent]:
-        """Publishes rows some of whose contents may be findable already."""
+        """Publishes rows some of whose contents may be findable already.
+
+        Each row whose number is known already becomes a spare, the others are found. Neighbouring rows of
+        one kind stay one extent: `groupby` cuts only where known and unknown numbers alternate. `siblings`
+        are in order and without overlaps, which `insort` keeps.
+        """
         key, units, width = new.key, new.units, new.width
         assert key is not None
         known = {each for extent in siblings for each in range(extent.number, extent.end, units)}
@@ -543,7 +586,12 @@ class ExtentPool:
             del by_key[key]
 
     def _replace(self, extent: Extent, number: int, rows: int) -> None:
-        """Lets spares be found in the place of rows just taken from an extent, from `number` on."""
+        """Lets spares be found in the place of rows just taken from an extent, from `number` on.
+
+        The oldest spare of each number takes over. Where it is the oldest of several numbers in a row, they
+        are brought forward as one extent (`last`), unless a subclass ranks rows one by one: then extents of
+        one row keep the order in which they would be evicted.
+        """
         key = extent.key
         assert key is not None
         if extent.is_spare or key not in self.spares:

@@ -1,11 +1,10 @@
-"""Eviction that is fair to tenants: whoever has most cached for its weight loses content first."""
+"""Eviction that is fair to tenants: the one with most cached content for its weight loses content first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from pagecast.sim.core.memory.eviction import LeastRecentlyUsed
-from pagecast.sim.core.memory.priority_eviction import LowestPriority
+from pagecast.sim.core.memory.eviction import LeastRecentlyUsed, TimedEviction
 from pagecast.sim.core.memory.ranked_eviction import RankedEviction
 from pagecast.sim.core.memory.run import FreePiece
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
@@ -13,15 +12,12 @@ from pagecast.sim.core.retention import FOREVER
 from pagecast.sim.core.tenants import Tenants
 
 
-class FairEviction:
+class FairEviction(TimedEviction):
     """An order of its own for each tenant (`make`), over one pool.
 
     Blocks without content go first, then the content of the tenant that has the most cached blocks, divided
     by its weight. Content that others' blocks follow waits, as in every order.
     """
-
-    leaves_first: bool = False
-    blanks_first: bool
 
     def __init__(
         self,
@@ -31,16 +27,17 @@ class FairEviction:
         *,
         blanks_first: bool = True,
     ) -> None:
+        self.leaves_first = False
         self.blanks_first = blanks_first
         self.ledger = ledger
+        self.cached = ledger.cached
         self.orders: dict[str, RankedEviction] = {}
         self._tenants = tenants
         self._make = make
         self._blank = LeastRecentlyUsed()
         self._place: dict[FreePiece, RankedEviction] = {}
         self._weights: dict[str, float] = {}
-        self._timed: list[LowestPriority] = []  # the orders in which retention ends with time
-        self.now = 0  # the time that blocks are freed at
+        self._timed: list[TimedEviction] = []  # the orders in which retention ends with time
         self._ends = False  # whether some retention had a duration
 
     def add(self, piece: FreePiece) -> None:
@@ -49,7 +46,7 @@ class FairEviction:
             self._blank.add(piece)
             return
         order = self._order_of(piece.run.tenant)
-        if isinstance(order, LowestPriority):
+        if self._timed:
             order.now = self.now
             keep = piece.run.keep
             self._ends = self._ends or (keep is not None and keep.duration_ns is not None)
@@ -61,8 +58,9 @@ class FairEviction:
         if order is None:
             order = self.orders[tenant] = self._make()
             self._weights[tenant] = self._tenants.share(tenant).weight
-            if isinstance(order, LowestPriority):
-                self._timed.append(order)
+            timed = order.timed
+            if timed is not None:
+                self._timed.append(timed)
         return order
 
     def add_beside(self, piece: FreePiece, place: FreePiece) -> None:
@@ -91,16 +89,19 @@ class FairEviction:
 
     def next(self) -> FreePiece:
         """The next piece of the tenant that is furthest above its share."""
-        return next(self.in_turn())
+        return next(self._in_turn())
+
+    def nexts(self) -> Callable[[], FreePiece]:
+        """`next`, to be called over and over while only the last blocks of each piece are taken."""
+        return self._in_turn().__next__
 
     def at_once(self, piece: FreePiece) -> int:
         """As many as the order of the piece's tenant takes at once."""
         order = self._place.get(piece)
         return piece.evictable() if order is None else order.at_once(piece)
 
-    def in_turn(self) -> Iterator[FreePiece]:
-        """`next` over and over, while nothing happens but that the last blocks of each piece are taken."""
-        cached = self.ledger.cached
+    def _in_turn(self) -> Iterator[FreePiece]:
+        cached = self.cached
         # Nobody gains content meanwhile.
         weights = [(tenant, weight) for tenant, weight in self._weights.items() if cached.get(tenant)]
         blanks = self._blank.ring
@@ -138,7 +139,7 @@ class FairEviction:
 
     def _next_of_others(self) -> FreePiece | None:
         """The next piece of the tenant furthest above its share that has one to be evicted."""
-        cached, weights = self.ledger.cached, self._weights
+        cached, weights = self.cached, self._weights
         for tenant in sorted(weights, key=lambda name: -cached[name] / weights[name]):
             piece = self.orders[tenant].first()
             if piece is not None:
@@ -153,9 +154,9 @@ class FairEviction:
     # ---- durations, where the tenants' orders have them
 
     @property
-    def timed(self) -> bool:
-        """Whether retention ends with time in these orders."""
-        return isinstance(self._order_of(""), LowestPriority)
+    def timed(self) -> TimedEviction | None:
+        """Itself, where retention ends with time in the tenants' orders."""
+        return None if self._order_of("").timed is None else self
 
     @property
     def due_ns(self) -> int:
@@ -173,9 +174,7 @@ class FairEviction:
 
     def revert(self, piece: FreePiece) -> None:
         """Puts a piece behind all others of the default priority."""
-        order = self._place[piece]
-        assert isinstance(order, LowestPriority)
-        order.revert(piece)
+        self._place[piece].revert(piece)
 
     def figures(self) -> dict[str, object]:
         """The figures of each tenant's order, for a replay's summary."""

@@ -11,10 +11,8 @@ from typing import NamedTuple, Protocol
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.core.kv_events import KvEventStream
-from pagecast.sim.core.memory.fair_eviction import FairEviction
 from pagecast.sim.core.memory.holding import Holding, split_parts
 from pagecast.sim.core.memory.pool import BlockPool
-from pagecast.sim.core.memory.priority_eviction import LowestPriority
 from pagecast.sim.core.memory.run import Run, Writer
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.retention import BlockRange, Keep
@@ -61,8 +59,8 @@ class Group(Protocol):
     def grow(self, request: Request, tokens: int) -> list[int]:
         """Takes the missing blocks for the first `tokens` tokens and returns them."""
 
-    def grow_one(self, request: Request, block: int) -> None:
-        """Puts one taken block at the end of a generating request."""
+    def take_over(self, request: Request, run: Run) -> None:
+        """Gives a request the last block of a cached run, which nobody holds, as its next one."""
 
     def generate(self, request: Request) -> None:
         """Prepares a request whose prompt is planned for the blocks of its output."""
@@ -107,7 +105,7 @@ class FullGroup:
         self._spec = GroupSpec(KvKind.FULL, block_size)
         # Whether the tree is kept: eviction orders need it, and partial reuse.
         self._rooted = not pool.eviction.leaves_first or pool.partial_reuse
-        self._timed = isinstance(pool.eviction, LowestPriority | FairEviction)
+        self._timed = pool.eviction.timed is not None
 
     def _run(self, key: bytes | None, position: int, blocks: list[int], holding: Holding) -> Run:
         """A new run that a holding writes: in the tree behind its last one, where the tree is kept."""
@@ -336,20 +334,6 @@ class FullGroup:
             position += 1
             if key is not None:
                 holding.segment = position
-
-    def grow_one(self, request: Request, block: int) -> None:
-        """Puts one taken block at the end of a generating request."""
-        holding = self.holdings[request]
-        keys = holding.keys
-        if keys.explicit:
-            number = holding.end
-            key = keys.digests[number] + self._mark if number < len(keys.digests) else None
-            run = self._run(key, number, [block], holding)
-            run.keep = holding.keep_of(number) if holding.retention is not None else None
-            holding.append_run(run)
-        else:
-            assert holding.tail is not None
-            holding.tail.blocks.append(block)
 
     def generate(self, request: Request) -> None:
         """Prepares a request whose prompt is planned for the blocks of its output.

@@ -70,7 +70,7 @@ class GroupWatch(KvEventStream):
         self.removed(list(self._findable))
 
     def offloaded(self, content: bytes, group: int) -> None:
-        """Nothing: it is in another tier."""
+        """Leaves content of another tier out."""
 
     def left_host(self, contents: list[tuple[bytes, int]]) -> None:
-        """Nothing: it was in another tier."""
+        """Leaves content of another tier out."""

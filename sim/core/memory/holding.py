@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.memory.run import Run, Writer
-from pagecast.sim.core.retention import BlockRange, Keep
+from pagecast.sim.core.retention import BlockRange
 
 
 class Holding(Writer):
@@ -31,10 +31,6 @@ class Holding(Writer):
         self.prefix: list[tuple[Run, int]] = []
         self.prefix_blocks = 0
         self.segment = 0
-
-    def keep_of(self, block: int) -> Keep | None:
-        """The retention asked for a block, by its number."""
-        return next((part.keep for part in self.retention or () if part.first <= block < part.end), None)
 
     @property
     def end(self) -> int:

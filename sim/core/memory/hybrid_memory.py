@@ -1,6 +1,6 @@
 """KV memory of models whose layers keep different tokens: several groups, one pool of extents.
 
-It stands behind the same door as `KvMemory`. Prefixes are found by `PrefixSearch`. Before a running request
+Prefixes are found by `PrefixSearch`. Before a running request
 takes blocks, those that left its windows are given back (`leave`).
 
 While requests only decode, blocks are taken for all of them at once and dealt out to the groups when somebody
@@ -11,7 +11,7 @@ Source: vllm/v1/core/kv_cache_coordinator.py and kv_cache_manager.py (0.24).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import cycle, groupby, islice
 
 from pagecast.sim.core.errors import BadInput
@@ -20,59 +20,62 @@ from pagecast.sim.core.group_spec import GroupSpec, KvKind, aligned_tokens
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.blocks import columns_of, have_numbers
 from pagecast.sim.core.memory.dividing import Division
+from pagecast.sim.core.memory.eviction_orders import ReuseOrder
 from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.group import Progress
 from pagecast.sim.core.memory.group_watch import GroupWatch
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart
-from pagecast.sim.core.memory.kv_memory import Growth, Hit, KvMemory
+from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.layer_group import LayerGroup, Part
+from pagecast.sim.core.memory.memory import Growth, OffloadableMemory
 from pagecast.sim.core.memory.output_writers import OutputWriters
 from pagecast.sim.core.memory.pool import Watcher
 from pagecast.sim.core.memory.prefix_search import NO_HIT, PrefixSearch
-from pagecast.sim.core.memory.ranked_extent_pool import RankedExtentPool, ReuseRanks
+from pagecast.sim.core.memory.ranked_extent_pool import RankedExtentPool
 from pagecast.sim.core.memory.table import Leaver, Table
 from pagecast.sim.core.memory.tables import Tables
+from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.memory.windows import Windows
 from pagecast.sim.core.request import Request
 
 _LONG = 1 << 62
 
 
-class HybridMemory(KvMemory):
+class HybridMemory(OffloadableMemory):
     """The blocks of one replica, in groups of layers as `limits.groups` says.
 
     `block_size` is the number of tokens per block key. `places` are the positions within a key block at which
     a decoding request may take, publish or give back blocks. `progress(request)` says how many tokens of a
-    generating request may be published by now. `ranks`: blocks are evicted by how often they were reused;
-    None: in vLLM's order. `numbered`: somebody asks for the numbers of blocks.
+    generating request may be published by now. `order`: blocks are evicted by how often they were
+    reused; None: in vLLM's order. `numbered`: somebody asks for the numbers of blocks.
     """
-
-    untold = "layers with windows tell nobody what they evict"
 
     def __init__(
         self,
         limits: Limits,
         log: EventLog,
         progress: Progress,
-        ranks: ReuseRanks | None = None,
+        order: ReuseOrder | None = None,
         *,
         numbered: bool = True,
     ) -> None:
         self.num_blocks = limits.num_blocks
         self.recomputes_block = False
-        self.timed = None
+        self.partial_reuse = None
+        self.expiry = None
+        self.untold = "layers with windows tell nobody what they evict"
         self.block_size = limits.block_size
         self.caching = limits.caching
         self.log = log
         specs = limits.groups
         self.aligned = aligned_tokens(specs)
         # What is logged, offloaded or ranked is so group by group; otherwise equal groups go together.
-        together = ranks is None and log.events is None and log.kv is None and limits.host is None
+        together = order is None and log.events is None and log.kv is None and limits.host is None
         self.extents = (
             ExtentPool(limits.num_blocks, log, numbered=numbered or not together)
-            if ranks is None
-            else RankedExtentPool(limits.num_blocks, log, ranks)
+            if order is None
+            else RankedExtentPool(limits.num_blocks, log, order)
         )
         self._numbered = have_numbers(self.extents.blanks)
         self._limits = limits
@@ -96,8 +99,8 @@ class HybridMemory(KvMemory):
         equal = all(spec.block_size == limits.block_size for spec in specs if spec.kind is not KvKind.STATE)
         # Then all tables of a request have as many places, unless a load is to fill some of them.
         self._alike = equal and len(self._growing) == len(self.layers) and limits.host is None
-        # Where blocks have ranks, what leaves a window may go ahead of what is free.
-        in_order = ranks is None and self.caching and self.windows.leave_place is not None
+        # Where blocks have levels, what leaves a window may go ahead of what is free.
+        in_order = order is None and self.caching and self.windows.leave_place is not None
         self.regular = equal and (in_order or not self._window_groups)
 
     def watch(self, watcher: Watcher) -> None:
@@ -155,15 +158,6 @@ class HybridMemory(KvMemory):
         self.recomputes_block = True
         for group in self.layers:
             group.drop_last()
-
-    @property
-    def ledger(self) -> None:
-        """Nothing: tenants are not told apart."""
-        return
-
-    def eviction_figures(self) -> dict[str, object]:
-        """Nothing: vLLM's order has no figures, nor have those by reuse."""
-        return {}
 
     # ---- finding
 
@@ -275,22 +269,18 @@ class HybridMemory(KvMemory):
         spare = self.refused_blocks - self.extents.free_blocks - 1 - count * self._at_once
         return max(spare // (count * self._window_groups) * self.block_size - 1, 0)
 
-    def blocks_added(self, requests: Iterable[Request], tick: int, steps: int) -> int:
-        """By how many the blocks in use grow when these decode for `steps` ticks from `tick` on."""
+    def blocks_added(self, decodes: Growth, tick: int, ticks: int) -> int:
+        """By how much the blocks in use grow in `ticks` decode ticks from `tick` on."""
         added = 0
-        requests = list(requests)
+        requests = list(decodes.requests)
         for request in requests:
-            last = tick - request.lag + steps - 1
+            last = tick - request.lag + ticks - 1
             added += self.missing(request, last + 1)
-        last = tick + steps - 1
+        last = tick + ticks - 1
         return added - self.windows.freed_blocks(self.windows.leavers(requests, last))
 
-    def fork_tokens(self, request: Request, hit: Hit) -> int:
-        """None: a parent's blocks are not copied."""
-        return 0
-
     def head_start(self, request: Request, hit: Hit) -> HeadStart:
-        """None."""
+        """No tokens: blocks are neither copied, swapped nor reused in part (`Limits.check` refuses that)."""
         return NO_START
 
     # ---- claiming and growing
@@ -482,7 +472,7 @@ class HybridMemory(KvMemory):
             self._publish(request, max(self._progress(request), self.filled.get(request, 0)))
 
     def withdraw(self, request: Request, tokens: int) -> None:
-        """Nothing: vLLM leaves what it published findable.
+        """Leaves all blocks findable, as vLLM does.
 
         A cancelled request's step is computed all the same. A request that is preempted after its turn in the
         same step leaves blocks that nobody computed; vLLM finds them, and so does this memory.
@@ -538,6 +528,11 @@ class HybridMemory(KvMemory):
 
     # ---- for a lower tier
 
+    @property
+    def null(self) -> int:
+        """The number that stands in tables for blocks that are not kept."""
+        return self.num_blocks
+
     def first_unknown(self, request: Request, group: int, cached: int, last: int) -> int:
         """The first of a table's first `last` places that a load has to fill: its block has no content."""
         table, _ = self._table(request, group)
@@ -555,7 +550,7 @@ class HybridMemory(KvMemory):
         self.extents.allocations = []
         return allocations
 
-    # ---- quiet time
+    # ---- stretches of decode steps
 
     def quiet(self, decodes: Growth, tick: int, count: int, ticks: int) -> int:
         """For how many of `ticks` decode ticks of `count` requests the free blocks are surely enough.
@@ -579,14 +574,19 @@ class HybridMemory(KvMemory):
         """Blocks that some request holds."""
         return self.num_blocks - self.extents.free_blocks
 
-    def room(self, blocks: int) -> bool:
-        """Whether so many blocks are free."""
-        return blocks <= self.extents.free_blocks
-
     @property
     def evicted_blocks(self) -> int:
         """Blocks with findable content that were taken for other content so far."""
         return self.extents.evicted_blocks
+
+    @property
+    def ledger(self) -> TenantLedger | None:
+        """Tenants are not told apart."""
+        return None
+
+    def eviction_figures(self) -> dict[str, object]:
+        """Neither vLLM's order nor those by reuse have figures."""
+        return {}
 
     def shared_tokens(self) -> int:
         """Tokens that sharing saves: those in all block tables, minus those in blocks in use."""

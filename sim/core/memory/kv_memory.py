@@ -1,51 +1,26 @@
-"""KV memory: the one door to a replica's blocks.
+"""KV memory of models whose layers all keep every token.
 
-Rules and the request life cycle ask here, and nowhere else, what is cached, what fits and who holds what.
-Behind the door: KV groups (`group.py`), which take blocks from one pool (`pool.py`) in an eviction order
-(`eviction.py`), and keep cached content in a tree of runs (`run.py`).
+It has KV groups (`group.py`), nearly always one, which take blocks from one pool (`pool.py`) in an eviction
+order (`eviction.py`), and keep cached content in a tree of runs (`run.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from itertools import cycle, islice
 
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.memory.eviction import Eviction, LeastRecentlyUsed
-from pagecast.sim.core.memory.fair_eviction import FairEviction
-from pagecast.sim.core.memory.group import NOTHING, FullGroup, Group, GroupHit, Progress
+from pagecast.sim.core.memory.expiry import Expiry
+from pagecast.sim.core.memory.group import NOTHING, FullGroup, Group, Progress
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
+from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.holding import Holding
+from pagecast.sim.core.memory.memory import Growth, OffloadableMemory
 from pagecast.sim.core.memory.partial_reuse import PartialReuse
 from pagecast.sim.core.memory.pool import BlockPool, Watcher
-from pagecast.sim.core.memory.priority_eviction import LowestPriority
-from pagecast.sim.core.memory.ranked_eviction import RankedEviction
-from pagecast.sim.core.memory.run import Run
-from pagecast.sim.core.memory.table_hit import TableHit
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.request import Request, State
-
-
-class Hit(NamedTuple):
-    """A cached prefix: `tokens` tokens in `blocks` blocks of all groups, `idle` of them free now.
-
-    What is found is in `groups`, or in `tables` where groups keep different tokens (`HybridMemory`).
-    """
-
-    tokens: int
-    blocks: int
-    idle: int
-    groups: tuple[GroupHit, ...]
-    tables: tuple[TableHit, ...] = ()
-
-
-class Growth(Protocol):
-    """Decoding requests, as far as their need of blocks goes (`Decoders`)."""
-
-    def ticks_within(self, tick: int, crossings: int) -> int:
-        """How many ticks from `tick` on have at most so many block boundaries together."""
-        ...
-
 
 MakeGroups = Callable[[BlockPool, int, bool, Progress], Sequence[Group]]
 """Makes the groups of a memory: from its pool, block size, caching and the requests' progress."""
@@ -56,16 +31,12 @@ def one_full_group(pool: BlockPool, block_size: int, caching: bool, progress: Pr
     return [FullGroup(pool, block_size, caching=caching, progress=progress)]
 
 
-class KvMemory:
+class KvMemory(OffloadableMemory):
     """The blocks of one replica.
 
     `block_size` is in tokens. `caching`: whether content may be found again. `progress(request)` says how
     many tokens of a generating request may be published by now.
     """
-
-    partial_reuse: PartialReuse | None = None
-    untold = ""
-    """Why a watcher does not hear of all content; empty where it does."""
 
     def __init__(
         self,
@@ -91,28 +62,26 @@ class KvMemory:
             ledger,
             partial_reuse=partial_reuse is not None,
         )
-        self.partial_reuse = partial_reuse
+        self.untold = ""
         self.groups: tuple[Group, ...] = tuple(groups(self.pool, block_size, caching, progress))
         self._first = self.groups[0]
         self._single = len(self.groups) == 1
         self._no_hit = Hit(0, 0, 0, (NOTHING,) * len(self.groups))
-        order = self.pool.eviction
-        self.timed: LowestPriority | FairEviction | None = None
-        if isinstance(order, LowestPriority) or (isinstance(order, FairEviction) and order.timed):
-            self.timed = order
+        self.partial_reuse = partial_reuse
+        if partial_reuse is not None:
+            partial_reuse.serve(self._first)
+        timed = self.pool.eviction.timed
+        self.expiry = None if timed is None else Expiry(self.pool, timed)
         self.detached: list[Holding] = []  # taken from their requests, and still to be given back
         self.recomputes_block = False  # leave the last block of a hit out of it (see `Drafter`)
         self.crossing_blocks = len(self.groups)  # blocks per block of a sequence: one in each group
 
     def leave_out_last_blocks(self) -> None:
-        """From now on every hit leaves out its last block (see `Drafter`)."""
+        """From now on every hit leaves out its last block."""
         self.recomputes_block = True
 
     def watch(self, watcher: Watcher) -> None:
-        """Tells a watcher from now on which content can be found. To be called before the first request.
-
-        Errors: BadInput for a memory that can't, or not of all content that a prefix is found by.
-        """
+        """Tells a watcher from now on which content can be found. To be called before the first request."""
         self.pool.watch(watcher)
 
     # ---- finding
@@ -185,17 +154,9 @@ class KvMemory:
             group.may_find_more(request, part) for group, part in zip(self.groups, hit.groups, strict=True)
         )
 
-    def fork_tokens(self, request: Request, hit: Hit) -> int:
-        """Tokens beyond a hit that the request's parent has in its next block: a copy of it saves them."""
-        parent = request.parent
-        if parent is None or parent.state not in (State.DECODE, State.DRAINING):
-            return 0
-        tokens = min(request.prompt_tokens, request.known_tokens - 1) - hit.tokens
-        return tokens if 0 < tokens < self.block_size else 0
-
     def head_start(self, request: Request, hit: Hit) -> HeadStart:
         """Tokens beyond a waiting request's hit: of its parent, swapped out, or partly cached."""
-        if request.parent is not None and (tokens := self.fork_tokens(request, hit)):
+        if request.parent is not None and (tokens := self._fork_tokens(request, request.parent, hit)):
             return HeadStart(tokens, StartKind.FORK)
         tokens = min(request.swapped_tokens, request.known_tokens - 1) - hit.tokens
         if tokens > 0 and request.swapped_tokens:
@@ -206,13 +167,14 @@ class KvMemory:
             self._first.catch_up_after(hit.groups[0])
         return self.partial_reuse.find(request.keys, hit.groups[0], request.known_tokens)
 
-    # ---- claiming and growing
+    def _fork_tokens(self, request: Request, parent: Request, hit: Hit) -> int:
+        """Tokens beyond a hit that the request's parent has in its next block: a copy of it saves them."""
+        if parent.state not in (State.DECODE, State.DRAINING):
+            return 0
+        tokens = min(request.prompt_tokens, request.known_tokens - 1) - hit.tokens
+        return tokens if 0 < tokens < self.block_size else 0
 
-    def take_over(self, request: Request, run: Run) -> None:
-        """Gives a request the last block of a cached run that nobody holds."""
-        group = self._first
-        assert isinstance(group, FullGroup)
-        group.take_over(request, run)
+    # ---- claiming and growing
 
     def claim(self, request: Request, hit: Hit) -> None:
         """Gives a request, which holds nothing, the prefix found for it in the same step.
@@ -231,15 +193,6 @@ class KvMemory:
         """Takes blocks for the first `tokens` tokens of a request, as far as a load fills them."""
         self.grow(request, tokens)
 
-    def grow_one(self, request: Request) -> list[int]:
-        """Takes the next block of a generating request, in every group. Returns the blocks."""
-        if self.pool.ledger is not None:
-            self.pool.ledger.taker = request.tenant
-        blocks = self.pool.take(len(self.groups))
-        for group, block in zip(self.groups, blocks, strict=True):
-            group.grow_one(request, block)
-        return blocks
-
     def grow_many(self, requests: list[Request], crossings: int) -> None:
         """Takes `crossings` blocks for generating requests that need them in this order, over and over.
 
@@ -247,8 +200,8 @@ class KvMemory:
         output (spans), and where no log is kept.
         """
         if not self._single:
-            for crossing in range(crossings):
-                self.grow_one(requests[crossing % len(requests)])
+            for request in islice(cycle(requests), crossings):
+                self.grow(request, (self._first.holdings[request].end + 1) * self.block_size)
             return
         holdings = self._first.holdings
         if self.pool.ledger is None:
@@ -264,7 +217,7 @@ class KvMemory:
                 holdings[request].tail.blocks += blocks[i::count]  # type: ignore[union-attr]
 
     def leave(self, request: Request, computed: int) -> None:
-        """Gives back what no layer reads once `computed` tokens are computed: nothing, without windows."""
+        """Every layer reads all blocks: none is given back before the end."""
 
     def generate(self, request: Request) -> None:
         """Prepares a request, whose whole prompt is planned, to take blocks for its output."""
@@ -316,12 +269,6 @@ class KvMemory:
             self.pool.empty(blocks)
         return blocks
 
-    # ---- time
-
-    def revert(self, now: int) -> None:
-        """Ends the retention of free blocks whose time is over (`timed` only)."""
-        self.pool.revert(now)
-
     # ---- for a lower tier
 
     @property
@@ -345,7 +292,7 @@ class KvMemory:
         self.pool.allocations = []
         return allocations
 
-    # ---- quiet time
+    # ---- stretches of decode steps
 
     def quiet(self, decodes: Growth, tick: int, count: int, ticks: int) -> int:
         """For how many of `ticks` decode ticks of `count` requests the free blocks are enough."""
@@ -353,6 +300,10 @@ class KvMemory:
         if (ticks // self.block_size + 1) * count <= free:
             return ticks
         return min(ticks, decodes.ticks_within(tick, free))
+
+    def blocks_added(self, decodes: Growth, tick: int, ticks: int) -> int:
+        """By how much the blocks in use grow in `ticks` decode ticks from `tick` on."""
+        return decodes.crossings(tick, ticks)[1] * self.crossing_blocks
 
     # ---- figures
 
@@ -366,10 +317,6 @@ class KvMemory:
         """Blocks that some request holds."""
         return self.num_blocks - self.pool.free_blocks
 
-    def room(self, blocks: int) -> bool:
-        """Whether so many blocks are free."""
-        return blocks <= self.pool.free_blocks
-
     @property
     def evicted_blocks(self) -> int:
         """Blocks with findable content that were taken for other content so far."""
@@ -377,8 +324,7 @@ class KvMemory:
 
     def eviction_figures(self) -> dict[str, object]:
         """The figures of the eviction order; empty for vLLM's."""
-        order = self.pool.eviction
-        return order.figures() if isinstance(order, RankedEviction | FairEviction) else {}
+        return self.pool.eviction.figures()
 
     @property
     def ledger(self) -> TenantLedger | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import islice
 
 from pagecast.sim.core.identity.keys import BlockKeys, common_tokens
-from pagecast.sim.core.memory.group import GroupHit
+from pagecast.sim.core.memory.group import Group, GroupHit
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
 from pagecast.sim.core.memory.run import Run
+from pagecast.sim.core.request import Request
 
 _MOST_CANDIDATES = 256
 
@@ -26,6 +27,16 @@ class PartialReuse:
         self.tokens = 0
         self.copied_blocks = 0
         self.taken_blocks = 0
+        self._group: Group | None = None
+
+    def serve(self, group: Group) -> None:
+        """Takes blocks over in this group from now on."""
+        self._group = group
+
+    def take_over(self, request: Request, run: Run) -> None:
+        """Gives a request the last block of a cached run that nobody holds."""
+        assert self._group is not None
+        self._group.take_over(request, run)
 
     def find(self, keys: BlockKeys, hit: GroupHit, known_tokens: int) -> HeadStart:
         """The best block to go on in; at least one known token is left to compute."""

@@ -12,9 +12,7 @@ from typing import Protocol
 
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.memory.eviction import Eviction
-from pagecast.sim.core.memory.fair_eviction import FairEviction
 from pagecast.sim.core.memory.index import PrefixIndex
-from pagecast.sim.core.memory.priority_eviction import LowestPriority
 from pagecast.sim.core.memory.run import FreePiece, Run
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 
@@ -75,7 +73,6 @@ class BlockPool:
         self.index = PrefixIndex()
         self.log = log
         self.watcher: Watcher | None = None
-        self._fair = eviction if isinstance(eviction, FairEviction) else None
         self.heard = ledger is not None or log.events is not None  # whether anybody hears of contents that go
         self.tells_stored = log.events is not None  # whether anybody hears of contents that can be found
         self.births = 0  # runs made so far, where they are counted (`Run.born`)
@@ -113,7 +110,7 @@ class BlockPool:
     def _take_pieces(self, n: int, blocks: list[int]) -> None:
         """Takes `n` blocks with content in eviction order, and appends them to `blocks`."""
         eviction = self.eviction
-        next_piece = eviction.next if self._fair is None else self._fair.in_turn().__next__
+        next_piece = eviction.nexts()
         while n:
             piece = next_piece()
             run = piece.run
@@ -146,7 +143,7 @@ class BlockPool:
         blocks = self.take(blank)
         self.free_blocks -= n - blank
         eviction = self.eviction
-        pieces = iter(eviction.next, None) if self._fair is None else self._fair.in_turn()
+        pieces = iter(eviction.nexts(), None)
         only_ledger = self.watcher is None and self.log.events is None
         cached, evicted_for = ledger.cached, ledger.evicted_for
         for taker, piece in zip(islice(cycle(takers), blank, n), pieces, strict=False):
@@ -215,19 +212,6 @@ class BlockPool:
             self.log.add(EventKind.EVICTED, "", blocks, detail)
             if self.log.kv is not None:
                 self.log.kv.removed(blocks)
-
-    def revert(self, now: int) -> None:
-        """Ends the retention of free blocks whose time is over at `now`."""
-        eviction = self.eviction
-        assert isinstance(eviction, LowestPriority | FairEviction)
-        eviction.now = now
-        while (piece := eviction.expired()) is not None:
-            # Blocks of the run that are held, or were freed later, keep theirs.
-            run = self.split(piece.run, piece.low) if piece.low else piece.run
-            run.keep = None
-            eviction.revert(piece)
-            if self.log.events is not None:
-                self.log.add(EventKind.REVERTED, "", run.blocks[piece.low : piece.high])
 
     def unpublish(self, run: Run, published: int) -> None:
         """Makes the blocks of a run after the first `published` unfindable; their holders keep them."""

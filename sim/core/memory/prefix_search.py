@@ -8,7 +8,7 @@ from __future__ import annotations
 from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.memory.extent_pool import ExtentPool
-from pagecast.sim.core.memory.kv_memory import Hit
+from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.layer_group import LayerGroup
 from pagecast.sim.core.memory.lookup import Lookup
 from pagecast.sim.core.memory.table_hit import TableHit

@@ -1,85 +1,71 @@
-"""Eviction by rank: of all pieces that no other free block depends on, the one with the lowest rank.
-
-The orders themselves are in `eviction_orders.py`.
-"""
+"""Eviction by rank: of all pieces that no other free block depends on, the first in an `EvictionOrder`."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
 
-from pagecast.sim.core.memory.eviction import LeastRecentlyUsed
+from pagecast.sim.core.memory.eviction import LeastRecentlyUsed, TimedEviction
+from pagecast.sim.core.memory.eviction_orders import EvictionOrder
+from pagecast.sim.core.memory.retention_clock import RetentionClock
 from pagecast.sim.core.memory.run import FreePiece
 
-Rank = tuple[float, ...]
 _PARKED = -1
 _SPARE = 64  # stale entries that a heap may always have
 
 
-class RankedEviction:
-    """A heap of free pieces. A subclass says in `rank` which goes first; equal ranks go oldest first.
+class RankedEviction(TimedEviction):
+    """A heap of free pieces by the level that `order` gives them; of equal levels, the oldest goes first.
 
     Only leaves are evicted: a piece that free blocks follow in the tree is parked, and put back when one of
     them is gone. Blocks without content are taken before all others. Every operation is O(log pieces),
-    amortised. `gains`: whether a piece may gain while it waits.
+    amortised.
     """
 
-    leaves_first: bool = False
-    blanks_first: bool
-
-    def __init__(self, *, blanks_first: bool = True) -> None:
+    def __init__(self, order: EvictionOrder, *, blanks_first: bool = True) -> None:
+        self.leaves_first = False
         self.blanks_first = blanks_first
+        self.order = order
+        self.gains = order.gains
+        self.clock = RetentionClock() if order.keeps_retention else None
+        self._most_protected = order.most_protected
+        self._protected: dict[FreePiece, int] = {}  # oldest first, with the sizes they were freed with
+        self._protected_blocks = 0
         self._blank = LeastRecentlyUsed()
-        self._heap: list[tuple[Rank, int, FreePiece]] = []
+        # Level, when it became free, number of the entry. A piece's other entries are stale.
+        self._heap: list[tuple[float, int, int, FreePiece]] = []
         self._entries: dict[FreePiece, int] = {}  # the number of each piece's entry, or _PARKED
-        self._ranks: dict[FreePiece, Rank] = {}
         self._count = 0
-        self.gains = type(self).rank_now is not RankedEviction.rank_now
 
-    # ---- what an order says
-
-    def rank(self, piece: FreePiece) -> Rank:
-        """Where a piece stands that has just become free; the lowest rank is evicted first."""
-        raise NotImplementedError
-
-    def rank_now(self, piece: FreePiece, rank: Rank) -> Rank:
-        """The rank of the first piece as it is now, if a piece may gain while it waits."""
-        return rank
-
-    def at_once(self, piece: FreePiece) -> int:
-        """How many of the last blocks of the first piece are taken before its rank changes."""
-        return piece.evictable()
-
-    def removed(self, piece: FreePiece) -> None:
-        """Takes note that a piece with content is gone: evicted (it is empty then), or held again."""
-
-    def figures(self) -> dict[str, object]:
-        """The order's figures, for a replay's summary."""
-        return {}
-
-    # ---- the protocol
+    # ---- adding and removing
 
     def add(self, piece: FreePiece) -> None:
-        """Adds a piece where its rank puts it; one without content behind the others of this kind."""
+        """Adds a piece where its level puts it; one without content behind the others of this kind."""
         if piece.run.published:
-            self._push(piece, self.rank(piece))
+            self._rank(piece)
         else:
             self._blank.add(piece)
 
     def add_beside(self, piece: FreePiece, place: FreePiece) -> None:
-        """Adds a piece with the rank of the one it was cut off."""
-        if place in self._entries:
-            self._push(piece, self._ranks[place])
-        else:
+        """Adds a piece with the level of the one it was cut off."""
+        if place not in self._entries:
             self._blank.add_beside(piece, place)
+            return
+        self._push(piece, place.level, place.used)
+        self.order.divided(piece, place)
+        if self.clock is not None:
+            self.clock.divide(piece, place)
 
     def remove(self, piece: FreePiece) -> None:
         """Takes a piece out; what waited for its end may be evicted now."""
         if self._entries.pop(piece, None) is None:
             self._blank.remove(piece)
             return
-        del self._ranks[piece]
-        self.removed(piece)
+        if self._protected:
+            self._protected_blocks -= self._protected.pop(piece, 0)
+        self.order.removed(piece)
+        if self.clock is not None:
+            self.clock.remove(piece)
         self.wake(piece.run.free or ())
         self.lose_front(piece)
 
@@ -89,8 +75,10 @@ class RankedEviction:
         if parent is not None:
             self.wake(parent.free or ())
 
+    # ---- taking
+
     def next(self) -> FreePiece:
-        """The piece without content that was added first, or the evictable piece with the lowest rank."""
+        """The piece without content that was added first, or the evictable piece with the lowest level."""
         blank = self._blank.next()
         if blank.high > blank.low:
             return blank
@@ -102,10 +90,10 @@ class RankedEviction:
         return piece
 
     def first(self) -> FreePiece | None:
-        """The evictable piece with the lowest rank; None where other orders' pieces follow all of these."""
+        """The evictable piece with the lowest level; None where other orders' pieces follow all of these."""
         heap, entries = self._heap, self._entries
         while heap:
-            rank, number, piece = heap[0]
+            level, _, number, piece = heap[0]
             if entries.get(piece) != number:
                 heapq.heappop(heap)
                 continue
@@ -116,33 +104,67 @@ class RankedEviction:
                 continue
             if not self.gains:
                 return piece
-            now = self.rank_now(piece, rank)
-            if now == rank:
+            now = self.order.level_now(piece, level)
+            if now is None:
                 return piece
-            self._push(piece, now)
+            self._push(piece, now, self._count)
             heap = self._heap
         return None
+
+    def at_once(self, piece: FreePiece) -> int:
+        """As many as may be evicted before the piece's level changes."""
+        most = piece.evictable()
+        return min(most, self.order.at_once(piece)) if self.gains else most
 
     def __iter__(self) -> Iterator[FreePiece]:
         """All pieces, those without content first."""
         yield from self._blank
         yield from self._entries
 
+    # ---- levels
+
+    def _rank(self, piece: FreePiece) -> None:
+        """Puts a piece where its level puts it that becomes free now."""
+        piece.used = self._count
+        level = self.order.level(piece)
+        if self.clock is not None:
+            self.clock.add(piece, self.now)
+        if self._most_protected is not None and level > 0:
+            level = self._protect(piece, level, self._most_protected)
+        self._push(piece, level, self._count)
+
+    def _protect(self, piece: FreePiece, level: float, most: int) -> float:
+        """Protects a piece and lets the oldest fall to level 0, until at most `most` blocks are above it.
+
+        Returns the piece's level.
+        """
+        size = piece.high - piece.low
+        self._protected[piece] = size
+        self._protected_blocks += size
+        while self._protected_blocks > most:
+            oldest = next(iter(self._protected))
+            self._protected_blocks -= self._protected.pop(oldest)
+            if oldest is piece:
+                return 0
+            self._push(oldest, 0, self._count)
+        return level
+
     # ---- the heap
 
-    def _push(self, piece: FreePiece, rank: Rank) -> None:
+    def _push(self, piece: FreePiece, level: float, used: int) -> None:
         if len(self._heap) > 2 * len(self._entries) + _SPARE:
             self._sweep()
         self._count += 1
         self._entries[piece] = self._count
-        self._ranks[piece] = rank
-        heapq.heappush(self._heap, (rank, self._count, piece))
+        piece.level = level
+        piece.used = used
+        heapq.heappush(self._heap, (level, used, self._count, piece))
 
     def wake(self, pieces: Iterable[FreePiece]) -> None:
         """Puts parked pieces back: what followed them may be gone."""
         for piece in pieces:
             if self._entries.get(piece) == _PARKED:
-                self._push(piece, self._ranks[piece])
+                self._push(piece, piece.level, piece.used)
 
     def wake_all(self) -> None:
         """Puts every parked piece back."""
@@ -150,5 +172,33 @@ class RankedEviction:
 
     def _sweep(self) -> None:
         """Drops entries of pieces that are gone, or have another entry."""
-        self._heap = [entry for entry in self._heap if self._entries.get(entry[2]) == entry[1]]
+        self._heap = [entry for entry in self._heap if self._entries.get(entry[3]) == entry[2]]
         heapq.heapify(self._heap)
+
+    # ---- retention that ends with time
+
+    @property
+    def timed(self) -> TimedEviction | None:
+        """Itself, where the order keeps retention."""
+        return None if self.clock is None else self
+
+    @property
+    def due_ns(self) -> int:
+        """When the next retention ends."""
+        assert self.clock is not None
+        return self.clock.due_ns
+
+    def expired(self) -> FreePiece | None:
+        """A piece whose retention has ended by now."""
+        assert self.clock is not None
+        return self.clock.expired(self.now)
+
+    def revert(self, piece: FreePiece) -> None:
+        """Puts a piece, whose run has no retention any more, behind all others of the default priority."""
+        assert self.clock is not None
+        self.clock.revert(piece)
+        self._rank(piece)
+
+    def figures(self) -> dict[str, object]:
+        """The figures of the order, and of retention where it is kept."""
+        return self.order.figures() if self.clock is None else self.clock.figures()

@@ -10,37 +10,25 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pagecast.sim.core.events import EventLog
+from pagecast.sim.core.memory.eviction_orders import ReuseOrder
 from pagecast.sim.core.memory.extent import Extent, Free
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.table import Leaver
 
 
-@dataclass(frozen=True)
-class ReuseRanks:
-    """The rank of free content is how many requests have reused it, at most `top` (None: any number).
-
-    At most `most_blocks` blocks rank above 0 (None: any number); the least recently freed of them give way.
-    """
-
-    top: int | None = None
-    most_blocks: int | None = None
-
-    def rank(self, uses: int) -> int:
-        """The rank of content that so many requests have reused."""
-        return uses if self.top is None else min(uses, self.top)
-
-
 class RankedExtentPool(ExtentPool):
-    """`ExtentPool` with a ring for each rank; the lowest that is not empty is taken from first."""
+    """`ExtentPool` with a ring for each level of an order; the lowest that is not empty is taken from first.
+
+    A ring is enough: what is in it was freed in the order in which it was used.
+    """
 
     brings_rows_together = False  # each row is reused, and so ranked, by itself
 
-    def __init__(self, num_blocks: int, log: EventLog, ranks: ReuseRanks) -> None:
+    def __init__(self, num_blocks: int, log: EventLog, order: ReuseOrder) -> None:
         super().__init__(num_blocks, log)
-        self.ranks = ranks
+        self.order = order
         self._rings: dict[int, Free] = {0: self.ring}
         self._blocks: dict[int, int] = {}  # free blocks with content, of each rank that has some
 
@@ -75,19 +63,19 @@ class RankedExtentPool(ExtentPool):
         return super().hold(extents)
 
     def drop(self, extents: list[Extent], tail: array[int], width: int = 1) -> int:
-        """Takes a holder from extents, and gives the blocks of `tail` back (see `ExtentPool.drop`)."""
+        """Takes a holder from extents, and gives the blocks of `tail` back, as `ExtentPool.drop`."""
         shared = super().drop(extents, tail, width)
-        if self.ranks.most_blocks is not None:
-            self._give_way(self.ranks.most_blocks)
+        if self.order.most_protected is not None:
+            self._give_way(self.order.most_protected)
         return shared
 
     def join(self, extents: list[Extent]) -> list[Extent]:
-        """Nothing: what was reused more often stays apart."""
+        """Keeps extents apart, for each has its own uses."""
         return extents
 
     def _free(self, extents: list[Extent]) -> None:
         for extent in reversed(extents):
-            extent.rank = self.ranks.rank(extent.uses)
+            extent.rank = self.order.level_of(extent.uses)
             self._put(extent)
 
     def _put(self, extent: Extent) -> None:
@@ -110,7 +98,7 @@ class RankedExtentPool(ExtentPool):
             self._put(extent)
 
     def drop_in_turn(self, leavers: Sequence[Leaver]) -> int:
-        """None: blocks that leave a window are cut off and freed as any others."""
+        """Leaves all tables to the caller: blocks that leave a window are cut off and freed as any others."""
         return 0
 
     # ---- splitting and content

@@ -21,7 +21,7 @@ different depths, because prompts part from each other anywhere:
 from __future__ import annotations
 
 from pagecast.sim.core.identity.keys import BlockKeys
-from pagecast.sim.core.retention import Keep
+from pagecast.sim.core.retention import DEFAULT_PRIORITY, Keep
 
 
 class Run:
@@ -147,13 +147,18 @@ class Writer:
 
 
 class FreePiece:
-    """Blocks `low` to `high` of a run, freed together; `before` and `after` are for the eviction order.
+    """Blocks `low` to `high` of a run, freed together: the `Content` that eviction orders rank.
 
     It shrinks while it stands in the order: blocks are taken from its high end and held again from its low
     end. A split gives it another run. So an order must not sort by what a piece was when it was added.
+    `before` and `after` are its neighbours in a ring (`LeastRecentlyUsed`); `level` and `used` are its place
+    in a heap, where it has one (`RankedEviction`).
     """
 
-    __slots__ = ("after", "before", "high", "low", "run")
+    __slots__ = ("after", "before", "high", "level", "low", "run", "used")
+
+    level: float
+    used: int
 
     def __init__(self, run: Run, low: int, high: int) -> None:
         self.run = run
@@ -161,6 +166,32 @@ class FreePiece:
         self.high = high
         self.before: FreePiece = self
         self.after: FreePiece = self
+
+    @property
+    def start(self) -> int:
+        """The number, in its sequence, of its first block."""
+        return self.run.start + self.low
+
+    @property
+    def end(self) -> int:
+        """The number, in its sequence, of the block after its last."""
+        return self.run.start + self.high
+
+    @property
+    def uses(self) -> int:
+        """How many requests have reused its run."""
+        return self.run.uses
+
+    @property
+    def made(self) -> int:
+        """When the first block of its run was taken."""
+        return self.run.born
+
+    @property
+    def priority(self) -> int:
+        """The retention priority of its run."""
+        keep = self.run.keep
+        return DEFAULT_PRIORITY if keep is None else keep.priority
 
     def evictable(self) -> int:
         """How many blocks, from the high end, can be taken without cutting off cached blocks that follow.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
+from pagecast.sim.core.memory.hit import Hit
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.step import Step
@@ -15,6 +16,6 @@ class WholeSequence:
     in one step may count on the same blocks. Running out of blocks later ends in a preemption.
     """
 
-    def admits(self, step: Step, memory: KvMemory, queue: Queue, request: Request, hit: Hit) -> bool:
+    def admits(self, step: Step, memory: Memory, queue: Queue, request: Request, hit: Hit) -> bool:
         """Whether the blocks of all known tokens are free."""
         return memory.fits(request, hit, request.known_tokens)

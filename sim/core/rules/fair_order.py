@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.tenants import Tenants
 
@@ -54,7 +54,7 @@ class WeightedFair:
         for request in reversed(requests):
             self._waiting.setdefault(request.tenant, deque()).appendleft(request)
 
-    def first(self, memory: KvMemory) -> Request | None:
+    def first(self, memory: Memory) -> Request | None:
         """The first request of the tenant that was served least for its weight."""
         waiting = self._waiting
         if not waiting:

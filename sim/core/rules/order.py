@@ -6,7 +6,7 @@ import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.request import Request
 
 
@@ -56,7 +56,7 @@ class FirstComeFirstServed:
         self._queue.extendleft(reversed(requests))
         self._passed.update(requests)
 
-    def first(self, memory: KvMemory) -> Request | None:
+    def first(self, memory: Memory) -> Request | None:
         """The request at the front."""
         queue = self._queue
         while self._withdrawn and queue and queue[0] in self._withdrawn:
@@ -106,7 +106,7 @@ class ByPriority:
         for request in requests:
             self.add(request)
 
-    def first(self, memory: KvMemory) -> Request | None:
+    def first(self, memory: Memory) -> Request | None:
         """The most urgent request."""
         return self._heap[0][-1] if self._heap else None
 

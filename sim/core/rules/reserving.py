@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
+from pagecast.sim.core.memory.hit import Hit
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.rules.rules import Admission
@@ -39,7 +40,7 @@ class ReserveOutput:
     def __init__(self, tokens_to_reserve: TokensToReserve) -> None:
         self._tokens_to_reserve = tokens_to_reserve
 
-    def admits(self, step: Step, memory: KvMemory, queue: Queue, request: Request, hit: Hit) -> bool:
+    def admits(self, step: Step, memory: Memory, queue: Queue, request: Request, hit: Hit) -> bool:
         """Whether the blocks of the request, and of all running ones to their ends, are free."""
         if not memory.fits(request, hit, request.known_tokens):
             return False
@@ -70,7 +71,7 @@ class Watermarks:
         self.closed = False
         self.closings = 0
 
-    def admits(self, step: Step, memory: KvMemory, queue: Queue, request: Request, hit: Hit) -> bool:
+    def admits(self, step: Step, memory: Memory, queue: Queue, request: Request, hit: Hit) -> bool:
         """Whether the rule admits the request, and the marks do."""
         blocks = memory.num_blocks
         if not step.running.requests:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
+from pagecast.sim.core.memory.hit import Hit
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.step import Step
@@ -25,7 +26,7 @@ class Admission(Protocol):
     request comes or goes (`Queue.blocked`). So it must not depend on `step.now`.
     """
 
-    def admits(self, step: Step, memory: KvMemory, queue: Queue, request: Request, hit: Hit) -> bool:
+    def admits(self, step: Step, memory: Memory, queue: Queue, request: Request, hit: Hit) -> bool:
         """Whether `request`, for which `hit` was found, may be admitted in this step."""
         ...
 
@@ -37,7 +38,7 @@ class Victim(Protocol):
     spare somebody: where requests preempt one another in turn, nobody is ever done.
     """
 
-    def choose(self, step: Step, memory: KvMemory, queue: Queue) -> Request:
+    def choose(self, step: Step, memory: Memory, queue: Queue) -> Request:
         """One of `step.running.requests`, of which there is at least one."""
         ...
 
@@ -45,7 +46,7 @@ class Victim(Protocol):
 class Mix(Protocol):
     """Who computes in a step."""
 
-    def fill(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+    def fill(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Lets requests compute, admits and preempts, by calling the step's methods."""
 
 

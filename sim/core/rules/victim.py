@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.step import Step
@@ -11,7 +11,7 @@ from pagecast.sim.core.step import Step
 class Newest:
     """The request admitted last."""
 
-    def choose(self, step: Step, memory: KvMemory, queue: Queue) -> Request:
+    def choose(self, step: Step, memory: Memory, queue: Queue) -> Request:
         """The last of the running requests."""
         return next(reversed(step.running.requests))
 
@@ -19,7 +19,7 @@ class Newest:
 class LeastUrgent:
     """The request with the highest priority number, and of these the latest to arrive (vLLM's `priority`)."""
 
-    def choose(self, step: Step, memory: KvMemory, queue: Queue) -> Request:
+    def choose(self, step: Step, memory: Memory, queue: Queue) -> Request:
         """The least urgent running request; of equals, the one admitted first."""
         return max(step.running.requests, key=_urgency)
 
@@ -27,7 +27,7 @@ class LeastUrgent:
 class LeastProgress:
     """The request that would lose the fewest computed tokens; of equals, the one admitted last."""
 
-    def choose(self, step: Step, memory: KvMemory, queue: Queue) -> Request:
+    def choose(self, step: Step, memory: Memory, queue: Queue) -> Request:
         """The running request with the least progress."""
         running = step.running
         return min(reversed(running.requests), key=running.planned)

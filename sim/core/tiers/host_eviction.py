@@ -1,6 +1,10 @@
 """Eviction policies of the host tier: which stored blocks give way to others.
 
-Blocks that a transfer reads or writes are pinned and stay. Source: vllm/v1/kv_offload/cpu/policies (0.24).
+Blocks that a transfer reads or writes are pinned and stay. These are not `EvictionOrder`s: a lookup moves all
+blocks of a sequence at once, thousands of names in each step, so LRU is a list that whole stretches are added
+to and taken from rather than a rank of each block; and ARC's two lists have no rank of one block at all.
+
+Source: vllm/v1/kv_offload/cpu/policies (0.24).
 """
 
 from __future__ import annotations
@@ -90,7 +94,7 @@ class HostLeastRecentlyUsed:
         self._last: tuple[Sequence[int], int] | None = None  # touched last, if nothing has happened since
 
     def add(self, names: Sequence[int]) -> None:
-        """Nothing: they are pinned."""
+        """Leaves blocks out of the order: they are pinned until they are written."""
 
     def free(self, names: Sequence[int]) -> None:
         """Puts blocks last."""
@@ -103,7 +107,7 @@ class HostLeastRecentlyUsed:
         self._moved[name] = self._moved.get(name, 0) + 1
 
     def remove(self, name: int) -> None:
-        """Nothing: a block that was being written is not in the order."""
+        """Leaves the order as it is: a block that was being written is not in it."""
 
     def touch(self, names: Sequence[int]) -> None:
         """Puts the blocks last, the first of them foremost."""
@@ -181,7 +185,7 @@ class HostLeastRecentlyUsed:
         return victims
 
     def names(self) -> Iterator[int]:
-        """None."""
+        """No names: blocks that gave way are forgotten."""
         return iter(())
 
 
@@ -211,10 +215,10 @@ class AdaptiveReplacement:
             self.frequent_gone.pop(name, None)
 
     def free(self, names: Sequence[int]) -> None:
-        """Nothing: pins are asked for when blocks are chosen."""
+        """Leaves the lists as they are: pins are looked up when blocks are chosen."""
 
     def pin(self, name: int) -> None:
-        """Nothing: pins are asked for when blocks are chosen."""
+        """Leaves the lists as they are: pins are looked up when blocks are chosen."""
 
     def remove(self, name: int) -> None:
         """Forgets a block, leaving no trace."""

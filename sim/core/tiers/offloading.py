@@ -17,7 +17,7 @@ from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.kv_events import KvEventStream
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.memory import OffloadableMemory
 from pagecast.sim.core.plan import Chunk, Transfer
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.running import Running
@@ -40,7 +40,7 @@ class Offloading:
         self,
         spec: HostTierSpec,
         limits: Limits,
-        memory: KvMemory,
+        memory: OffloadableMemory,
         running: Running,
         log: EventLog,
         *,
@@ -55,7 +55,7 @@ class Offloading:
         self.stored_blocks = 0
         self.lost_loads = 0
         self.groups: tuple[OffloadedGroup, ...] = offloaded_groups(limits, spec.factor, drops_last=drops_last)
-        self._memory = memory
+        self.memory = memory
         self._running = running
         self._log = log
         self._caching = limits.caching
@@ -138,9 +138,9 @@ class Offloading:
         names_to_load: list[int] = []
         parts: list[tuple[list[int], int, int]] = []
         for group, names in zip(self.groups, progress.names, strict=True):
-            table = self._memory.blocks(request, group.number)
+            table = self.memory.blocks(request, group.number)
             last = -(-cached // group.block_size)
-            first = self._memory.first_unknown(request, group.number, progress.local, last)
+            first = self.memory.first_unknown(request, group.number, progress.local, last)
             offloaded = -(-cached // group.size)
             parts.append((table[first:last], first, len(names_to_load) - first // factor))
             if first < last:
@@ -201,7 +201,7 @@ class Offloading:
                     if max_model_len is None
                     else min(request.known_tokens, max_model_len)
                 )
-                reserved += self._memory.still_needed(request, tokens)
+                reserved += self.memory.still_needed(request, tokens)
         return reserved
 
     # ---- storing
@@ -291,7 +291,7 @@ class Offloading:
             table = progress.tables[number]
             factor = self.spec.factor
             for place in range(first, last):
-                if table[(place + 1) * factor - 1] != self._memory.null and group.is_reachable(place):
+                if table[(place + 1) * factor - 1] != self.memory.null and group.is_reachable(place):
                     names.append(of_group[place])
         new_names = self.host.reserve(names) if names else []
         if new_names is None:
@@ -325,7 +325,7 @@ class Offloading:
             return self._copy(request, progress, new_names, tokens)
         # Nothing of its next blocks was stored, as nearly always.
         progress.stored[0] = last
-        blocks = self._memory.blocks(request)
+        blocks = self.memory.blocks(request)
         if first or last < len(blocks):
             blocks = blocks[first:last]
         job = self._begin(request, progress, new_names, tuple(blocks), is_store=True)
@@ -339,7 +339,7 @@ class Offloading:
         for group in self.groups:
             number = group.number
             last = tokens // group.size
-            table = progress.tables[number] if self._lookup.windows else self._memory.blocks(request, number)
+            table = progress.tables[number] if self._lookup.windows else self.memory.blocks(request, number)
             first = progress.stored[number]
             names = progress.names[number][first:last]
             group_blocks, group_places = self._places(names, table, first, in_copy)
@@ -368,7 +368,7 @@ class Offloading:
         """
         slots = self.host.slots
         factor = self.spec.factor
-        null = self._memory.null
+        null = self.memory.null
         blocks: list[int] = []
         places: list[int] = []
         for place, name in enumerate(names, first):
@@ -494,7 +494,7 @@ class Offloading:
             self.lost_loads += failed
             if request in self._abandoned:
                 self._abandoned.remove(request)
-                self._memory.release(request)
+                self.memory.release(request)
             else:
                 self._arrived.add(request)
                 if failed:

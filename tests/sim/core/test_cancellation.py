@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagecast.sim.core.cache_policy import EVICTIONS, CachePolicy
+from pagecast.sim.core.cache_policy import CachePolicy
 from pagecast.sim.core.check import check
 from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.eviction_orders import POOL_ORDERS
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.scheduler import Scheduler
 
@@ -127,7 +128,7 @@ ALL = {
 
 
 @settings(max_examples=40, deadline=None)
-@given(data=st.binary(min_size=300, max_size=900), eviction=st.sampled_from(EVICTIONS))
+@given(data=st.binary(min_size=300, max_size=900), eviction=st.sampled_from(POOL_ORDERS))
 def test_with_everything_on_no_cancellation_loses_a_block(data: bytes, eviction: str) -> None:
     life = Life(
         endless(data),

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagecast.sim.core.cache_policy import EVICTIONS, CachePolicy
+from pagecast.sim.core.cache_policy import CachePolicy
 from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.eviction_orders import POOL_ORDERS
 from pagecast.sim.core.memory.ranked_eviction import RankedEviction
 from pagecast.sim.core.memory.run import FreePiece
 from pagecast.sim.core.request import Request
@@ -24,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from driver import Life, endless
 
 SIZE = 4
-RANKED = [name for name in EVICTIONS if name != "lru"]
+RANKED = [name for name in POOL_ORDERS if name != "lru"]
 
 
 class Server:
@@ -108,7 +109,7 @@ def test_a_prefix_owns_no_more_than_its_cap() -> None:
 def test_reuse_is_learned() -> None:
     """Content that is never asked for again loses its value against content that is."""
     server = Server(16, eviction="cost")
-    order = server.s.memory.pool.eviction
+    order = server.s.memory.pool.eviction.order
     for text in range(40):
         server.serve(1, 9)
         server.serve(100 + text, 9)
@@ -138,11 +139,11 @@ class Search:
             return blank
         while True:
             leaves = [piece for piece in self._entries if piece.evictable()]
-            piece = min(leaves, key=lambda piece: (self._ranks[piece], self._entries[piece]))
-            now = self.rank_now(piece, self._ranks[piece])
-            if now == self._ranks[piece]:
+            piece = min(leaves, key=lambda piece: (piece.level, piece.used, self._entries[piece]))
+            now = self.order.level_now(piece, piece.level)
+            if now is None:
                 return piece
-            self._ranks[piece] = now
+            piece.level, piece.used = now, self._count
 
 
 @pytest.mark.parametrize("order", RANKED)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagecast.sim.core.cache_policy import EVICTIONS, CachePolicy
+from pagecast.sim.core.cache_policy import CachePolicy
 from pagecast.sim.core.check import check
 from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.errors import BadInput
@@ -14,6 +14,7 @@ from pagecast.sim.core.events import EventKind
 from pagecast.sim.core.identity.keys import BlockKeys, Public, common_tokens
 from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.eviction_orders import POOL_ORDERS
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.scheduler import Scheduler
 
@@ -188,7 +189,7 @@ def test_tenants_never_share_a_part_of_a_block(public: bool, ids: bool) -> None:
 @given(
     data=st.binary(min_size=300, max_size=900),
     mode=st.sampled_from(["copy", "take"]),
-    eviction=st.sampled_from(EVICTIONS),
+    eviction=st.sampled_from(POOL_ORDERS),
     ids=st.booleans(),
 )
 def test_partial_reuse_loses_no_block(data: bytes, mode: str, eviction: str, ids: bool) -> None:

@@ -151,7 +151,7 @@ def test_a_failed_requests_duration_begins_when_it_fails() -> None:
     server.s.submit(one)
     server.s.commit(server.s.plan(0), now=0)
     server.s.commit(server.s.plan(0), Outcome(failed=(("a", "out of memory"),)), now=5 * SECOND)
-    assert server.s.memory.timed.due_ns == 15 * SECOND
+    assert server.s.memory.expiry.due_ns == 15 * SECOND
 
 
 def test_a_reverted_block_stands_behind_all_others_of_the_default_priority() -> None:

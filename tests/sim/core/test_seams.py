@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import simpy
 from hypothesis import given, settings
@@ -16,10 +16,12 @@ from pagecast.sim.core.engines.profile import Profile
 from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.eviction_orders import Content, EvictionOrder
 from pagecast.sim.core.memory.group import FullGroup, Progress
-from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
+from pagecast.sim.core.memory.hit import Hit
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.memory.pool import BlockPool
-from pagecast.sim.core.memory.run import FreePiece
+from pagecast.sim.core.memory.ranked_eviction import RankedEviction
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
@@ -68,37 +70,14 @@ def serve(s: Scheduler, *requests: Request) -> list[str]:
 # ---- an eviction order
 
 
-@dataclass
-class LeastFrequentlyUsed:
+class FewestReaders(EvictionOrder):
     """Of all blocks that no other depends on, those that the fewest requests have read."""
 
-    leaves_first: bool = False
-    blanks_first: bool = True
-    pieces: list[FreePiece] = field(default_factory=list)
-
-    def add(self, piece: FreePiece) -> None:
-        self.pieces.append(piece)
-
-    def add_beside(self, piece: FreePiece, place: FreePiece) -> None:
-        self.pieces.append(piece)
-
-    def remove(self, piece: FreePiece) -> None:
-        self.pieces.remove(piece)
-
-    def lose_front(self, piece: FreePiece) -> None:
-        pass
-
-    def next(self) -> FreePiece:
-        return min((piece for piece in self.pieces if piece.evictable()), key=lambda piece: piece.run.uses)
-
-    def at_once(self, piece: FreePiece) -> int:
-        return piece.evictable()
-
-    def __iter__(self) -> Iterator[FreePiece]:
-        return iter(self.pieces)
+    def level(self, content: Content) -> float:
+        return content.uses
 
 
-LFU = replace(VLLM, eviction=lambda limits: LeastFrequentlyUsed())
+LFU = replace(VLLM, eviction=lambda limits: RankedEviction(FewestReaders()))
 
 
 def test_least_frequently_used_content_is_evicted_first() -> None:
@@ -132,7 +111,7 @@ def test_an_eviction_order_never_loses_a_block(
 class ReserveOutput:
     """Admits a request where its prompt and output fit beside what the running ones may still take."""
 
-    def admits(self, step: Step, memory: KvMemory, queue: Queue, request: Request, hit: Hit) -> bool:
+    def admits(self, step: Step, memory: Memory, queue: Queue, request: Request, hit: Hit) -> bool:
         reserved = sum(memory.missing(other, other.total_tokens - 1) for other in step.running.requests)
         return memory.fits(request, hit, request.total_tokens - 1, reserved)
 
@@ -153,7 +132,7 @@ def test_requests_admitted_with_room_for_their_output_are_never_preempted() -> N
 class LeastProgress:
     """Preempts the running request that would lose the fewest computed tokens."""
 
-    def choose(self, step: Step, memory: KvMemory, queue: Queue) -> Request:
+    def choose(self, step: Step, memory: Memory, queue: Queue) -> Request:
         return min(step.running.requests, key=step.running.planned)
 
 
@@ -186,7 +165,7 @@ class LongestPrefixFirst:
     def put_back(self, requests: Sequence[Request]) -> None:
         self.waiting[:0] = requests
 
-    def first(self, memory: KvMemory) -> Request | None:
+    def first(self, memory: Memory) -> Request | None:
         return max(self.waiting, key=lambda request: memory.find(request).tokens, default=None)
 
     def pass_over(self, request: Request) -> None:

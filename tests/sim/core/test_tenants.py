@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagecast.sim.core.cache_policy import EVICTIONS, CachePolicy
+from pagecast.sim.core.cache_policy import CachePolicy
 from pagecast.sim.core.check import check
 from pagecast.sim.core.engines.registry import PROFILES
 from pagecast.sim.core.engines.sglang.settings import SglangSettings
@@ -19,6 +19,7 @@ from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.core.identity.keys import BlockKeys, Public
 from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.eviction_orders import POOL_ORDERS
 from pagecast.sim.core.plan import Outcome
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.scheduler import Scheduler
@@ -157,7 +158,7 @@ def test_a_cancelled_request_is_not_charged() -> None:
     assert [chunk.request.id for plan in (first, s.plan(0)) for chunk in plan.chunks] == ["a1", "b0"]
 
 
-@pytest.mark.parametrize("eviction", EVICTIONS)
+@pytest.mark.parametrize("eviction", POOL_ORDERS)
 def test_a_tenant_that_floods_the_cache_loses_its_own_content(eviction: str) -> None:
     s = scheduler(24, "*:weight=1", eviction=eviction)
     run(s, request("b0", "b", 1, 17))
@@ -493,7 +494,7 @@ def two_tenants(data: bytes, eviction: str, *, fair: bool, tier: str = "device")
 @settings(max_examples=30, deadline=None)
 @given(
     data=st.binary(min_size=300, max_size=900),
-    eviction=st.sampled_from(EVICTIONS),
+    eviction=st.sampled_from(POOL_ORDERS),
     fair=st.booleans(),
     tier=st.sampled_from(tuple(TIERS)),
 )
@@ -507,10 +508,10 @@ def test_tenants_with_equal_prompts_never_share(data: bytes, eviction: str, fair
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("eviction", EVICTIONS)
+@pytest.mark.parametrize("eviction", POOL_ORDERS)
 def test_tenants_never_share_in_a_million_operations(eviction: str, tier: str) -> None:
     """1,000,000 operations for each tier over all orders, with cancellations, preemptions and evictions."""
-    left = -(-1_000_000 // len(EVICTIONS))
+    left = -(-1_000_000 // len(POOL_ORDERS))
     seed = operations = lookups = loads = failed = disk_tokens = lost_stores = lost_reads = 0
     while left > 0:
         seed += 1

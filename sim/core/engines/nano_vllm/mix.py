@@ -9,7 +9,7 @@ Source: nano-vLLM, nanovllm/engine/scheduler.py and block_manager.py (bb823b3).
 from __future__ import annotations
 
 from pagecast.sim.core.memory.head_start import HeadStart, StartKind
-from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.rules.candidates import Candidates, TenantCeilings
 from pagecast.sim.core.rules.rules import Admission, Victim
@@ -23,7 +23,7 @@ class NanoVllmMix:
         self.admission = admission
         self.victim = victim
 
-    def fill(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+    def fill(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Prefills what can be prefilled; only where there is nothing of that kind, decodes.
 
         Where blocks run out, running requests are preempted, the newest first.
@@ -36,7 +36,7 @@ class NanoVllmMix:
                 step.preempt(self.victim.choose(step, memory, queue))
             step.end_decodes()
 
-    def _prefill(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+    def _prefill(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Prefills the prompt in progress, if any, then waiting ones in order, whole but for the first."""
         limits = step.limits
         budget = limits.max_num_batched_tokens
@@ -56,7 +56,7 @@ class NanoVllmMix:
                 if not self.admission.admits(step, memory, queue, request, hit):
                     step.refuse(request, hit)
                     return
-                forked = memory.fork_tokens(request, hit)
+                forked = step.head_start(request, hit).tokens
                 missing = request.known_tokens - hit.tokens - forked
                 if budget < missing and step.chunks:
                     return

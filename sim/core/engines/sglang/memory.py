@@ -1,6 +1,6 @@
 """KV memory as SGLang keeps it: pages of running requests, and a radix tree of all that was computed before.
 
-It stands behind the same door as `KvMemory`. A request locks the path of its cached prefix and owns the pages
+A request locks the path of its cached prefix and owns the pages
 that it computes. What it has computed is inserted in the tree at certain points (`publish`), and is locked
 instead of owned from then on; of two equal pages the one in the tree stays. A page is free, owned or in the
 tree, where it is locked or may be evicted. Pages have no numbers: which of them holds what decides nothing.
@@ -14,8 +14,11 @@ from pagecast.sim.core.engines.sglang.tree import Match, Node, RadixTree, leaf_o
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.kv_memory import Growth, Hit, KvMemory
+from pagecast.sim.core.memory.head_start import NO_START, HeadStart
+from pagecast.sim.core.memory.hit import Hit
+from pagecast.sim.core.memory.memory import Growth, Memory
 from pagecast.sim.core.memory.pool import Watcher
+from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.request import Request
 
 _NO_HIT = Hit(0, 0, 0, ())
@@ -36,13 +39,11 @@ class Held:
         self.inserted = 0
 
 
-class RadixMemory(KvMemory):
+class RadixMemory(Memory):
     """The pages of one replica, `block_size` tokens each.
 
     `free` pages hold nothing that can be found; `evictable` ones are in the tree, and nobody uses them.
     """
-
-    untold = "content is in a radix tree, not in blocks"
 
     def __init__(self, limits: Limits, log: EventLog, order: str) -> None:
         self.num_blocks = limits.num_blocks
@@ -51,7 +52,9 @@ class RadixMemory(KvMemory):
         self.log = log
         self.recomputes_block = False
         self.crossing_blocks = 1
-        self.timed = None
+        self.partial_reuse = None
+        self.expiry = None
+        self.untold = "content is in a radix tree, not in blocks"
         self.free = limits.num_blocks
         self.tree = RadixTree(leaf_order(order))
         self.least_recent = order == "lru"
@@ -63,14 +66,9 @@ class RadixMemory(KvMemory):
         """Errors: BadInput, always."""
         raise BadInput(self.untold)
 
-    @property
-    def ledger(self) -> None:
-        """Nothing: tenants are not told apart."""
-        return
-
-    def eviction_figures(self) -> dict[str, object]:
-        """Nothing beyond what `evicted_blocks` says."""
-        return {}
+    def leave_out_last_blocks(self) -> None:
+        """From now on every hit leaves out its last block: no drafter of SGLang's asks for that."""
+        self.recomputes_block = True
 
     # ---- finding
 
@@ -99,18 +97,22 @@ class RadixMemory(KvMemory):
         """Whether the first `tokens` tokens of a waiting request fit in free and evictable pages."""
         return -(-tokens // self.block_size) - hit.blocks + reserved <= self.free_blocks
 
+    def fits_now(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
+        """Whether the pages of the first `tokens` tokens of a waiting request are free or can be evicted."""
+        return self.fits(request, hit, tokens, reserved)
+
     def missing(self, request: Request, tokens: int) -> int:
         """Pages that a request still needs so that its first `tokens` tokens have a place."""
         held = self.held.get(request)
         return max(-(-tokens // self.block_size) - (held.pages if held is not None else 0), 0)
 
     def may_find_more(self, request: Request, hit: Hit, *, coming: bool) -> bool:
-        """Always: what others compute is in the tree before they are done."""
+        """True, for what others compute is in the tree before they are done."""
         return True
 
-    def fork_tokens(self, request: Request, hit: Hit) -> int:
-        """None: a parent's pages are not copied."""
-        return 0
+    def head_start(self, request: Request, hit: Hit) -> HeadStart:
+        """No tokens: pages are neither copied, swapped nor reused in part."""
+        return NO_START
 
     # ---- claiming and growing
 
@@ -121,7 +123,7 @@ class RadixMemory(KvMemory):
         self._shared += match.pages
 
     def claim(self, request: Request, hit: Hit) -> None:
-        """Nothing where the request holds its prefix already (`hold`); else it is looked up again."""
+        """Holds the prefix, looked up again, unless the request holds it already (`hold`)."""
         if request not in self.held:
             self.hold(request, self.match(request, hit.tokens))
 
@@ -158,13 +160,15 @@ class RadixMemory(KvMemory):
         held = self.held[request]
         held.pages = max(held.pages, -(-tokens // self.block_size))
 
-    def grow_one(self, request: Request) -> list[int]:
-        """Takes the next page of a generating request."""
-        self.take(1)
-        return []
+    def grow_many(self, requests: list[Request], crossings: int) -> None:
+        """Takes free pages for decoding requests, which learn of them with the next `settle`."""
+        self.take(crossings)
+
+    def leave(self, request: Request, computed: int) -> None:
+        """Every layer reads all pages: none is given back before the end."""
 
     def generate(self, request: Request) -> None:
-        """Nothing: a generating request is not looked at until it ends."""
+        """Leaves a generating request alone until it ends."""
 
     # ---- publishing and giving back
 
@@ -196,7 +200,7 @@ class RadixMemory(KvMemory):
             self.log.add(EventKind.STORED, request.id, detail=f"blocks={added}")
 
     def withdraw(self, request: Request, tokens: int) -> None:
-        """Nothing: what is in the tree was computed, or will be before anybody reads it."""
+        """Leaves the tree as it is: what is in it was computed, or will be before it is read."""
 
     def release(self, request: Request) -> None:
         """Gives back every page of a request. What is in the tree stays there until it is evicted."""
@@ -219,7 +223,7 @@ class RadixMemory(KvMemory):
         self.free += evicted
         return evicted
 
-    # ---- quiet time
+    # ---- stretches of decode steps
 
     def quiet(self, decodes: Growth, tick: int, count: int, ticks: int) -> int:
         """For how many of `ticks` decode ticks of `count` requests nothing has to be evicted.
@@ -233,6 +237,10 @@ class RadixMemory(KvMemory):
             return ticks
         return min(ticks, decodes.ticks_within(tick, spare) + 1)
 
+    def blocks_added(self, decodes: Growth, tick: int, ticks: int) -> int:
+        """By how much the pages in use grow in `ticks` decode ticks from `tick` on."""
+        return decodes.crossings(tick, ticks)[1]
+
     # ---- figures
 
     @property
@@ -245,14 +253,19 @@ class RadixMemory(KvMemory):
         """Pages that some request owns or has locked."""
         return self.num_blocks - self.free - self.tree.evictable
 
-    def room(self, blocks: int) -> bool:
-        """Whether so many pages could be allocated."""
-        return blocks <= self.free_blocks
-
     @property
     def evicted_blocks(self) -> int:
         """Pages with findable content that were evicted so far."""
         return self._evicted
+
+    @property
+    def ledger(self) -> TenantLedger | None:
+        """Tenants are not told apart."""
+        return None
+
+    def eviction_figures(self) -> dict[str, object]:
+        """Leaf orders have no figures."""
+        return {}
 
     def shared_tokens(self) -> int:
         """Tokens that sharing saves: those that requests have locked, minus those that are locked."""
@@ -263,13 +276,13 @@ class RadixMemory(KvMemory):
         return request in self.held
 
     def blocks(self, request: Request, group: int = 0) -> list[int]:
-        """None: pages have no numbers here."""
+        """An empty table: pages have no numbers."""
         return []
 
     def last_block(self, request: Request, group: int = 0) -> int:
-        """None: pages have no numbers here. Errors: NotImplementedError."""
+        """Errors: NotImplementedError, for pages have no numbers."""
         raise NotImplementedError("pages of a radix tree have no numbers")
 
     def findable_blocks(self) -> set[int]:
-        """None: pages have no numbers here."""
+        """An empty set: pages have no numbers."""
         return set()

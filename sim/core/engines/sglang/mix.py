@@ -19,7 +19,8 @@ from pagecast.sim.core.engines.sglang.new_token_ratio import RETRACT_STEPS, NewT
 from pagecast.sim.core.engines.sglang.order import SglangFcfs
 from pagecast.sim.core.engines.sglang.prefill_adder import AddVerdict, Headroom, PrefillAdder
 from pagecast.sim.core.engines.sglang.settings import SglangSettings
-from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
+from pagecast.sim.core.memory.hit import Hit
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.candidates import TenantCeilings
@@ -47,7 +48,7 @@ class SglangMix:
         self.ratio = NewTokenRatio(settings.schedule_conservativeness)
         self._numbered = 0
 
-    def fill(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+    def fill(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Makes a batch of prompts, or else of decodes."""
         self._merge(step)
         if self._prefill(step, queue):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pagecast.sim.core.engines.sglang.memory import RadixMemory
-from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.request import Request
 
 _MATCH_AT_MOST = 128  # with more waiting, prefixes are not looked up
@@ -46,7 +46,7 @@ class SglangFcfs:
     def pass_over(self, request: Request) -> None:
         """Nothing: it keeps its place."""
 
-    def first(self, memory: KvMemory) -> Request | None:
+    def first(self, memory: Memory) -> Request | None:
         """The request at the front, as the queue stands."""
         return next(iter(self._waiting), None)
 

@@ -127,7 +127,7 @@ class PrefillAdder:
             most = self.chunk
         missing = request.known_tokens - request.computed_tokens
         tokens = min(missing, most)
-        if not self.memory.room(self.memory.missing(request, request.computed_tokens + tokens)):
+        if self.memory.missing(request, request.computed_tokens + tokens) > self.memory.free_blocks:
             return False
         self.added.append(Prompt(request, request.computed_tokens, tokens, None))
         if missing > most:

@@ -1,7 +1,8 @@
 """Radix tree of cached prefixes: SGLang's way to keep KV that nobody computes with now.
 
 A node holds consecutive pages of a sequence; its children hold what follows them. A path is locked while a
-request computes with it. Leaves that nobody locks are evicted whole, in the order of `LeafOrder`.
+request computes with it. Leaves that nobody locks are evicted whole, in an
+`EvictionOrder`.
 
     root --[ 0 1 2 3 ]--+--[ 4 5 6 ]      one prompt of seven pages
                         +--[ 4 5 ]        another that shares its first four
@@ -15,27 +16,28 @@ Source: SGLang 0.5.23, srt/mem_cache/unified_cache/unified_tree_core.py and evic
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.memory.eviction_orders import LEAF_ORDERS, NO_SETTINGS, ORDERS, EvictionOrder
 
 _PATH = 1 << 20  # times of one match: the deepest node is the newest, each parent a moment older
 _STALE = 1000  # outdated entries of the eviction order that are put up with
 
 
 class Node:
-    """Pages `start` to `end` of the sequences that pass through it.
+    """Pages `start` to `end` of the sequences that pass through it: the `Content` that eviction orders rank.
 
     `pieces` are its segments as (digest, page after the last). `locks` counts the requests that hold it.
-    `used` and `made` are times of the tree's own clock, `hits` how many requests have inserted it.
+    `used` and `made` are times of the tree's own clock, `uses` how many requests have inserted it beside the
+    first.
     """
 
     __slots__ = (
         "children",
         "end",
-        "hits",
         "locks",
         "made",
         "parent",
@@ -43,6 +45,7 @@ class Node:
         "priority",
         "start",
         "used",
+        "uses",
     )
 
     def __init__(self, parent: Node | None, start: int, end: int, pieces: list[tuple[bytes, int]]) -> None:
@@ -54,7 +57,7 @@ class Node:
         self.locks = 0
         self.used = 0
         self.made = 0
-        self.hits = 0
+        self.uses = -1
         self.priority = 0
 
     @property
@@ -77,69 +80,24 @@ class Inserted(NamedTuple):
     freed: int
 
 
-LeafOrder = Callable[[Node], Any]
-"""Ranks leaves: the one with the least value is evicted first."""
-
-
-def _lru(node: Node) -> Any:
-    return node.used
-
-
-def _lfu(node: Node) -> Any:
-    return node.hits, node.used
-
-
-def _fifo(node: Node) -> Any:
-    return node.made, node.used
-
-
-def _mru(node: Node) -> Any:
-    return -node.used
-
-
-def _filo(node: Node) -> Any:
-    return -node.made, node.used
-
-
-def _slru(node: Node) -> Any:
-    return node.hits >= 2, node.used
-
-
-def _priority(node: Node) -> Any:
-    return node.priority, node.used
-
-
-LEAF_ORDERS: dict[str, LeafOrder] = {
-    "lru": _lru,
-    "lfu": _lfu,
-    "slru": _slru,
-    "fifo": _fifo,
-    "mru": _mru,
-    "filo": _filo,
-    "priority": _priority,
-}
-
-
-def leaf_order(name: str) -> LeafOrder:
+def leaf_order(name: str) -> EvictionOrder:
     """The order of that name. Errors: BadInput, with the names there are."""
-    try:
-        return LEAF_ORDERS[name]
-    except KeyError:
-        raise BadInput(
-            f"radix eviction policy {name!r} is not known; choose one of {', '.join(LEAF_ORDERS)}"
-        ) from None
+    if name not in LEAF_ORDERS:
+        raise BadInput(f"radix eviction policy {name!r} is not known; choose one of {', '.join(LEAF_ORDERS)}")
+    return ORDERS[name](NO_SETTINGS)
 
 
 class RadixTree:
     """Cached prefixes in pages. `evictable` pages are locked by nobody, `locked` ones by somebody."""
 
-    def __init__(self, order: LeafOrder) -> None:
+    def __init__(self, order: EvictionOrder) -> None:
         self.root = Node(None, 0, 0, [])
         self.evictable = 0
         self.locked = 0
         self._order = order
         self._clock = 0
-        self._heap: list[tuple[Any, int, Node]] = []
+        # Level, last use, number of the entry. An entry whose level or last use is not the node's is stale.
+        self._heap: list[tuple[float, int, int, Node]] = []
         self._entries = 0
         self._nodes = 0
 
@@ -197,7 +155,7 @@ class RadixTree:
         node = Node(parent, child.start, end, first)
         parent.children[first[0][0]] = node
         node.children[rest[0][0]] = child
-        node.locks, node.hits = child.locks, child.hits
+        node.locks, node.uses = child.locks, child.uses
         node.made, node.priority = child.made, child.priority
         child.parent, child.start, child.pieces = node, end, rest
         self._nodes += 1
@@ -232,12 +190,12 @@ class RadixTree:
             freed += max(end - max(own, position), 0)
             position = end
             if position > counted:
-                node.hits += 1
+                node.uses += 1
                 self._rank(node)
         if position < pages:
             node = self._add(node, keys, position, pages, priority)
             if pages > counted:
-                node.hits += 1
+                node.uses += 1
                 self._rank(node)
         return Inserted(node, freed)
 
@@ -299,9 +257,11 @@ class RadixTree:
         """Takes the next leaf out of the tree; None where every leaf is locked."""
         heap = self._heap
         while heap:
-            rank, _, node = heapq.heappop(heap)
+            level, used, _, node = heapq.heappop(heap)
             parent = node.parent
-            if parent is None or node.children or node.locks or rank != self._order(node):
+            if parent is None or node.children or node.locks or used != node.used:
+                continue
+            if level != self._order.level(node):
                 continue
             del parent.children[node.pieces[0][0]]
             node.parent = None
@@ -316,13 +276,14 @@ class RadixTree:
         if node.children or node.locks or node.parent is None:
             return
         self._entries += 1
-        heapq.heappush(self._heap, (self._order(node), self._entries, node))
+        heapq.heappush(self._heap, (self._order.level(node), node.used, self._entries, node))
         if len(self._heap) > _STALE + 8 * self._nodes:
             self._rebuild()
 
     def _rebuild(self) -> None:
         leaves = [node for node in self if not node.children and not node.locks]
-        self._heap = [(self._order(node), number, node) for number, node in enumerate(leaves)]
+        level = self._order.level
+        self._heap = [(level(node), node.used, number, node) for number, node in enumerate(leaves)]
         heapq.heapify(self._heap)
 
 

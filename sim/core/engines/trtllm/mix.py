@@ -15,7 +15,8 @@ from typing import NamedTuple, Protocol
 from pagecast.sim.core.engines.trtllm.chunks import Context, chunk_sizes, cost
 from pagecast.sim.core.engines.trtllm.settings import TrtllmSettings
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
+from pagecast.sim.core.memory.hit import Hit
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.candidates import TenantCeilings
@@ -33,7 +34,7 @@ class Candidate(NamedTuple):
 class Capacity(Protocol):
     """Which requests fit in the KV memory in this step, in the order in which they may compute."""
 
-    def fitting(self, step: Step, memory: KvMemory, queue: Queue) -> list[Candidate]:
+    def fitting(self, step: Step, memory: Memory, queue: Queue) -> list[Candidate]:
         """The requests that fit. It may pause running requests (`Step.preempt`)."""
         ...
 
@@ -46,7 +47,7 @@ def arrival(request: Request) -> tuple[int, int, int]:
 class Contributed:
     """The first new blocks of prompts that are being computed: who needs one of them next, waits for it."""
 
-    def __init__(self, step: Step, memory: KvMemory) -> None:
+    def __init__(self, step: Step, memory: Memory) -> None:
         self._memory = memory
         self._blocks: set[tuple[bytes, int]] = set()
         if memory.caching:
@@ -92,7 +93,7 @@ class GuaranteedNoEvict:
     def __init__(self, *, static: bool = False) -> None:
         self.static = static
 
-    def fitting(self, step: Step, memory: KvMemory, queue: Queue) -> list[Candidate]:
+    def fitting(self, step: Step, memory: Memory, queue: Queue) -> list[Candidate]:
         """The generating requests, then prompts in order, until the first whose whole output does not fit."""
         running = step.running
         decoding = sorted(running.decoders.requests, key=arrival)
@@ -139,7 +140,7 @@ class GuaranteedNoEvict:
 class MaxUtilization:
     """Admits what fits in this step; when blocks run out the last that were begun are paused."""
 
-    def fitting(self, step: Step, memory: KvMemory, queue: Queue) -> list[Candidate]:
+    def fitting(self, step: Step, memory: Memory, queue: Queue) -> list[Candidate]:
         """Requests in order, with the blocks of this step alone; the first chunk takes the whole prompt's."""
         running = step.running
         in_progress = sorted([*running.decoders.requests, *running.chunked], key=arrival)
@@ -201,7 +202,7 @@ class TrtllmMix:
         self.unit = settings.unit or limits.block_size
         self.budget = limits.max_num_batched_tokens
 
-    def fill(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+    def fill(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Lets all generating requests decode, and fills the rest of the step with prompts."""
         running = step.running
         queue.passed_over = False
@@ -217,7 +218,7 @@ class TrtllmMix:
             # One fits that the step had no tokens left for, in front of the one that does not.
             queue.blocked = False
 
-    def _decode(self, step: Step, memory: KvMemory, fits: list[Candidate]) -> list[Candidate]:
+    def _decode(self, step: Step, memory: Memory, fits: list[Candidate]) -> list[Candidate]:
         """Lets requests decode; returns the prompts that the micro batch may have, up to its size."""
         decoders = step.running.decoders.requests
         contexts = []
@@ -251,7 +252,7 @@ class TrtllmMix:
         step.end_decodes()
         return contexts
 
-    def _prefill(self, step: Step, memory: KvMemory, contexts: list[Candidate]) -> None:
+    def _prefill(self, step: Step, memory: Memory, contexts: list[Candidate]) -> None:
         """Computes the chunks of prompts; those that do not end their prompt go first."""
         shapes = [_shape(request, hit) for request, hit in contexts]
         budget = step.budget()
@@ -270,7 +271,7 @@ class TrtllmMix:
                 if last is completes:
                     self._compute(step, memory, candidate, tokens)
 
-    def _compute(self, step: Step, memory: KvMemory, candidate: Candidate, tokens: int) -> None:
+    def _compute(self, step: Step, memory: Memory, candidate: Candidate, tokens: int) -> None:
         request, hit = candidate
         if hit is None:
             step.compute(request, min(tokens, request.known_tokens - request.computed_tokens))

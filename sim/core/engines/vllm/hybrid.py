@@ -13,31 +13,36 @@ from pagecast.sim.core.common_turns import CommonTurns, are_common
 from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.engines.vllm.mix import VllmMix, enough_for_all
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
-from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.rules.rules import Admission, Victim
 from pagecast.sim.core.step import Step
 from pagecast.sim.core.turns import due, publish_known, take_turn
 
 
 class VllmHybridMix(VllmMix):
-    """Prompts and decodes share a step; `memory` is a `HybridMemory`."""
+    """Prompts and decodes share a step. It is made for one memory, the one that it is called with."""
 
-    def _wanting(self, step: Step, memory: KvMemory) -> list[Request]:
+    def __init__(self, admission: Admission, victim: Victim, memory: HybridMemory) -> None:
+        super().__init__(admission, victim)
+        self._memory = memory
+
+    def _wanting(self, step: Step, memory: Memory) -> list[Request]:
         """The running requests that take, publish or give back blocks in this step, in admission order."""
-        assert isinstance(memory, HybridMemory)
+        hybrid = self._memory
         running = step.running
-        memory.filled.clear()
-        publish_known(running, memory)
-        if _take_together(step, memory):
+        hybrid.filled.clear()
+        publish_known(running, hybrid)
+        if _take_together(step, hybrid):
             return list(running.chunked)
-        wanting = due(running, memory)
+        wanting = due(running, hybrid)
         if running.chunked:
             return sorted({**dict.fromkeys(wanting), **running.chunked}, key=admission_order)
         return wanting
 
-    def _schedule_decode(self, step: Step, memory: KvMemory, queue: Queue, request: Request) -> bool:
-        assert isinstance(memory, HybridMemory)
+    def _schedule_decode(self, step: Step, memory: Memory, queue: Queue, request: Request) -> bool:
+        hybrid = self._memory
         running = step.running
         computed = running.planned(request)
         memory.leave(request, computed)
@@ -45,15 +50,14 @@ class VllmHybridMix(VllmMix):
         if not self._make_room(step, memory, queue, request, blocks):
             return False
         if request.state is State.DECODE and request not in step.left_out:
-            take_turn(running, memory, request, computed)
+            take_turn(running, hybrid, request, computed)
         return True
 
-    def _schedule_waiting(self, step: Step, memory: KvMemory, queue: Queue) -> None:
-        assert isinstance(memory, HybridMemory)
-        memory.refused_blocks = 0
+    def _schedule_waiting(self, step: Step, memory: Memory, queue: Queue) -> None:
+        self._memory.refused_blocks = 0
         self._admit(step, memory, queue)
 
-    def _admit(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+    def _admit(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Admits what waits, in order, while there is room."""
         super()._schedule_waiting(step, memory, queue)
 

@@ -9,7 +9,7 @@ Source: vllm/v1/core/sched/scheduler.py, `Scheduler.schedule` (0.24).
 from __future__ import annotations
 
 from pagecast.sim.core.decoders import admission_order
-from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.adapters import AdapterSlots
@@ -25,7 +25,7 @@ class VllmMix:
         self.admission = admission
         self.victim = victim
 
-    def fill(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+    def fill(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Schedules the running requests, and waiting ones if nobody was preempted."""
         self._schedule_running(step, memory, queue)
         step.end_decodes()
@@ -34,7 +34,7 @@ class VllmMix:
 
     # ---- running requests
 
-    def _schedule_running(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+    def _schedule_running(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Gives running requests tokens and blocks in admission order, preempting where blocks run out."""
         running = step.running
         for request in self._wanting(step, memory):
@@ -49,7 +49,7 @@ class VllmMix:
                 step.leave_out([other for other in running.decoders.requests if other.order > request.order])
                 return
 
-    def _wanting(self, step: Step, memory: KvMemory) -> list[Request]:
+    def _wanting(self, step: Step, memory: Memory) -> list[Request]:
         """The running requests to visit; the others have their tokens without being visited.
 
         Of the decoding requests these are those that begin or fill a block: see `Step`.
@@ -66,7 +66,7 @@ class VllmMix:
         decoding = {**step.crossing(), **step.filling()}
         return sorted([*decoding, *chunked], key=admission_order)
 
-    def _schedule_chunk(self, step: Step, memory: KvMemory, queue: Queue, request: Request) -> bool:
+    def _schedule_chunk(self, step: Step, memory: Memory, queue: Queue, request: Request) -> bool:
         tokens = step.next_chunk(request)
         if not tokens:
             return True
@@ -77,7 +77,7 @@ class VllmMix:
         step.compute(request, tokens)
         return True
 
-    def _schedule_decode(self, step: Step, memory: KvMemory, queue: Queue, request: Request) -> bool:
+    def _schedule_decode(self, step: Step, memory: Memory, queue: Queue, request: Request) -> bool:
         begins = request in step.crossing()
         fills = request in step.filling()
         blocks = memory.crossing_blocks if begins else 0
@@ -87,7 +87,7 @@ class VllmMix:
             step.decode(request, begins=begins, fills=fills)
         return True
 
-    def _make_room(self, step: Step, memory: KvMemory, queue: Queue, request: Request, blocks: int) -> bool:
+    def _make_room(self, step: Step, memory: Memory, queue: Queue, request: Request, blocks: int) -> bool:
         """Preempts until `blocks` are free. False: the request itself had to go.
 
         vLLM walks its running list by index. For a victim before that index it steps back by one, but only
@@ -112,7 +112,7 @@ class VllmMix:
 
     # ---- waiting requests
 
-    def _schedule_waiting(self, step: Step, memory: KvMemory, queue: Queue) -> None:
+    def _schedule_waiting(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Admits waiting requests in order until the batch, the budget or the blocks are used up.
 
         Admission looks at the whole known sequence; only the first chunk's blocks are taken. Where layers
@@ -167,7 +167,7 @@ def gates_of(step: Step) -> list[Gate]:
     return gates
 
 
-def enough_for_all(step: Step, memory: KvMemory) -> bool:
+def enough_for_all(step: Step, memory: Memory) -> bool:
     """Whether nobody will be preempted and every chunk comes after all decodes: nearly always."""
     running = step.running
     blocks = len(step.crossing()) * memory.crossing_blocks

@@ -12,8 +12,8 @@ from __future__ import annotations
 from pagecast.sim.core.engines.vllm.hybrid import VllmHybridMix
 from pagecast.sim.core.engines.vllm.mix import VllmMix, gates_of
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart
-from pagecast.sim.core.memory.hybrid_memory import HybridMemory
-from pagecast.sim.core.memory.kv_memory import Hit, KvMemory
+from pagecast.sim.core.memory.hit import Hit
+from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.candidates import Gate, TenantCeilings
@@ -24,27 +24,27 @@ from pagecast.sim.core.step import Step
 class VllmOffloadingMix(VllmMix):
     """`VllmMix` with a host tier."""
 
-    def _schedule_waiting(self, step: Step, memory: KvMemory, queue: Queue) -> None:
-        WaitingPass(step, memory, queue, self.admission).run()
+    def _schedule_waiting(self, step: Step, memory: Memory, queue: Queue) -> None:
+        WaitingPass(step, queue, self.admission).run()
 
 
 class VllmHybridOffloadingMix(VllmHybridMix):
     """`VllmHybridMix` with a host tier."""
 
-    def _admit(self, step: Step, memory: KvMemory, queue: Queue) -> None:
-        WaitingPass(step, memory, queue, self.admission).run()
+    def _admit(self, step: Step, memory: Memory, queue: Queue) -> None:
+        WaitingPass(step, queue, self.admission).run()
 
 
 class WaitingPass:
     """One step's way through the queue: each waiting request is admitted, passed over, or ends it."""
 
-    def __init__(self, step: Step, memory: KvMemory, queue: Queue, admission: Admission) -> None:
+    def __init__(self, step: Step, queue: Queue, admission: Admission) -> None:
         assert step.offloading is not None
         self.step = step
-        self.memory = memory
         self.queue = queue
         self.admission = admission
         self.offloading = step.offloading
+        self.memory = step.offloading.memory
         self.budget = step.budget()
         self.aside: list[Request] = []
         # Whether an admission that the rule allows may still lack room now.
@@ -116,7 +116,8 @@ class WaitingPass:
         step = self.step
         whole = hit._replace(tokens=hit.tokens + external)
         room_tokens = whole.tokens if self.memory.recomputes_block else step.with_lookahead(whole.tokens)
-        refused = whole if isinstance(self.memory, HybridMemory) else hit
+        # What a windowed group needs depends on where the load ends.
+        refused = whole if step.limits.groups else hit
         if not self.admission.admits(step, self.memory, self.queue, request, whole):
             return self._refuse(request, refused)
         reserved = self.offloading.reserved_blocks(step.limits.max_model_len)

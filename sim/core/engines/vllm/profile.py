@@ -14,7 +14,7 @@ from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.hybrid_stride import HybridStride
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
-from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.memory import OffloadableMemory
 from pagecast.sim.core.parts import Parts
 from pagecast.sim.core.rules.admission import WholeSequence
 from pagecast.sim.core.rules.rules import Admission, MakeAdmission, MakeVictim, Mix, Victim
@@ -43,13 +43,14 @@ class VllmProfile(Profile):
     victim: MakeVictim = newest_or_least_urgent
 
     def mix(self, limits: Limits) -> Mix:
-        """The step for the model's layers, with or without a host tier."""
-        kind: type[VllmMix]
-        if limits.groups:
-            kind = VllmHybridMix if limits.host is None else VllmHybridOffloadingMix
-        else:
-            kind = VllmMix if limits.host is None else VllmOffloadingMix
+        """The step for layers that all keep every token, with or without a host tier."""
+        kind = VllmMix if limits.host is None else VllmOffloadingMix
         return kind(self.admission(limits), self.victim(limits))
+
+    def hybrid_mix(self, limits: Limits, memory: HybridMemory) -> Mix:
+        """The step for layers that keep different tokens, with or without a host tier."""
+        kind = VllmHybridMix if limits.host is None else VllmHybridOffloadingMix
+        return kind(self.admission(limits), self.victim(limits), memory)
 
     def with_rules(self, admission: MakeAdmission, victim: MakeVictim) -> Self:
         """The profile with another admission and preemption."""
@@ -63,13 +64,13 @@ class VllmProfile(Profile):
             return super().parts(limits, log, drafter, numbered=numbered)
         self.check(limits, drafter)
         running = self.running(limits)
-        memory = HybridMemory(limits, log, running.findable, self.hybrid_ranks(limits), numbered=numbered)
+        memory = HybridMemory(limits, log, running.findable, self.hybrid_order(limits), numbered=numbered)
         lifecycle = self._lifecycle(limits, memory, running, log, drafter)
         step = Step(lifecycle, memory, drafter)
-        return Parts(lifecycle, step, self.mix(limits), HybridStride(lifecycle, memory, step))
+        return Parts(lifecycle, step, self.hybrid_mix(limits, memory), HybridStride(lifecycle, memory, step))
 
     def offloading(
-        self, limits: Limits, memory: KvMemory, running: Running, log: EventLog
+        self, limits: Limits, memory: OffloadableMemory, running: Running, log: EventLog
     ) -> Offloading | None:
         """vLLM's OffloadingConnector, with a disk behind it or without; None where there is no host tier."""
         if limits.host is None:
