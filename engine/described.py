@@ -55,8 +55,6 @@ def described(engine: Engine) -> dict[str, Any]:
             "dtype": str(loaded.model.dtype).removeprefix("torch."),
             **({"kv_cache_dtype": engine.options.kv_cache_dtype} if engine.options.fp8_kv else {}),
             "enforce_eager": engine.options.enforce_eager,
-            **({"tune_products": True} if engine.options.tune_products else {}),
-            **({"pack_weights": True} if engine.options.pack_weights else {}),
             "gpu_memory_utilization": engine.options.gpu_memory_utilization,
             "num_blocks": engine.options.num_blocks,
             **_speculation(engine),

@@ -15,8 +15,6 @@ from pagecast.engine import ops
 from pagecast.engine.fp8_weights import GROUP, Fp8Weights, stored_parts, weight_of
 from pagecast.engine.ops import Product
 from pagecast.engine.shard import WHOLE, Shard
-from pagecast.engine.tuned_product import TunedProduct
-from pagecast.kernels.packed_weight import PackedWeight
 from torch import Tensor, nn
 
 
@@ -58,8 +56,6 @@ class ColumnLinear(nn.Module):
         self._widths = [whole * copies // shard.size for whole, copies in pairs]
         self.weight, self.scales = weight_of(self._widths, inputs, fp8)
         self.bias = parameter(sum(self._widths)) if bias else None
-        self.tuned: TunedProduct | None = None
-        self.packed: PackedWeight | None = None
 
     def shape(self, part: int, name: str) -> tuple[int, ...]:
         """The whole parameter `name` of projection number `part`."""
@@ -86,7 +82,7 @@ class ColumnLinear(nn.Module):
     @property
     def product(self) -> Product:
         """What inputs are multiplied by on this GPU."""
-        return Product(self.weight, self.scales, self.bias, self.tuned, self.packed)
+        return Product(self.weight, self.scales, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """This GPU's share of the output columns: [tokens, columns / GPUs]."""
@@ -98,11 +94,6 @@ class ColumnLinear(nn.Module):
         With `eps`, x are states whose norm is folded.
         """
         return ops.gated_linear(x, self.product, eps)
-
-    def gated_by_own(self, tokens: int) -> bool:
-        """Whether our own kernel computes `gated` of so many tokens, dense and in the weight's dtype."""
-        x = self.weight.new_empty(tokens, self.inputs, device="meta")
-        return ops.gated_by_own(x, self.product)
 
 
 class RowLinear(nn.Module):
@@ -122,8 +113,6 @@ class RowLinear(nn.Module):
         self.inputs, self.outputs = inputs, outputs
         self.weight, self.scales = weight_of([outputs], inputs // shard.size, fp8)
         self.bias = parameter(outputs) if bias else None
-        self.tuned: TunedProduct | None = None
-        self.packed: PackedWeight | None = None
 
     def shape(self, part: int, name: str) -> tuple[int, ...]:
         """The whole parameter `name`."""
@@ -142,7 +131,7 @@ class RowLinear(nn.Module):
     @property
     def product(self) -> Product:
         """What inputs are multiplied by on this GPU."""
-        return Product(self.weight, self.scales, self.bias, self.tuned, self.packed)
+        return Product(self.weight, self.scales, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """The whole product, summed over the GPUs: [tokens, columns], or as `ops.linear_sums` leaves it."""
@@ -264,7 +253,6 @@ class Embedding(nn.Module):
         self.shard, self.vocab, self.width = shard, vocab, width
         self.first, self.used, _ = shard.part(vocab)
         self.weight = parameter(-(-vocab // shard.size), width)
-        self.packed: PackedWeight | None = None
 
     def shape(self, part: int, name: str) -> tuple[int, ...]:
         """The whole weight."""
@@ -280,7 +268,7 @@ class Embedding(nn.Module):
     @property
     def product(self) -> Product:
         """What final states are multiplied by."""
-        return Product(self.weight, packed=self.packed)
+        return Product(self.weight)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Embeddings of token ids: [tokens, hidden]."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pagecast.engine import attention, product_tuning, weights
+from pagecast.engine import attention, weights
 from pagecast.engine.host_tier import HostTier, host_places
 from pagecast.engine.memory_report import (
     MemoryReport,
@@ -31,7 +31,6 @@ from pagecast.engine.sequence import Sequence
 from pagecast.engine.shard import WHOLE, Shard, check_shards
 from pagecast.engine.spec import ModelSpec
 from pagecast.engine.text import tokenizer
-from pagecast.kernels.capabilities import runs_hopper_kernels
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.request import Request
@@ -105,16 +104,7 @@ def load(name: str, options: Options, shard: Shard = WHOLE) -> LoadedModel:
     backend = attention.choose(options.attention, device, options.block_size)
     dtype = find_dtype(spec, options.dtype, device)
     meter = Meter(device) if device.type == "cuda" else None
-    _check_kernels(options, device)
     model = make_model(spec, dtype, device, options, shard)
-    if options.pack_weights and not model.pack_weights():
-        raise BadInput(
-            "pack_weights: this model has no product whose weights can be packed; leave it out (those of "
-            "Qwen3-8B in bf16 on one GPU can)"
-        )
-    if options.tune_products:
-        products = model.library_products(options.max_num_batched_tokens)
-        product_tuning.tune(products, options.max_num_batched_tokens, adding=model.folded)
     blocks, measured = options.num_blocks or CPU_BLOCKS, {"weights": weight_bytes(model)}
     if meter is not None:
         blocks, measured = _measure(meter, spec, model, dtype, backend, max_len, options)
@@ -152,7 +142,7 @@ def _measure(
     options: Options,
 ) -> tuple[int, dict[str, int]]:
     """The KV blocks that fit, and the bytes of all else on the GPU, measured by running the largest step."""
-    meter.weights_loaded(model.packed_bytes)
+    meter.weights_loaded()
     one_block = make_kv(
         spec, 1, options.block_size, _kv_dtype(options, dtype), meter.device, model.shard.size
     )
@@ -179,16 +169,8 @@ def check_start(name: str, options: Options) -> None:
     spec = ModelSpec.find(name)
     check_shards(spec.facts, size, by_expert=options.enable_expert_parallel)
     device = find_device(options.device)
-    _check_kernels(options, device)
     if device.type == "cuda":
         check_gpus(size)
-
-
-def _check_kernels(options: Options, device: torch.device) -> None:
-    if options.tune_products and device.type != "cuda":
-        raise BadInput("tune_products times products on a GPU; leave it out on the CPU")
-    if options.pack_weights and not runs_hopper_kernels(device):
-        raise BadInput("pack_weights is for an H100 or H200; leave it out here")
 
 
 def find_device(name: str, rank: int | None = None) -> torch.device:

@@ -20,8 +20,6 @@ from pagecast.sim.machine.memory import hbm_budget
 
 # Left free beside everything that was measured: the allocator's rounding, and what loads late.
 _SLACK_BYTES = 256 << 20
-PACKED = "packed weights"
-"""The item of second copies of weights, which are known exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +110,9 @@ class Meter:
         free, total = torch.cuda.mem_get_info(self.device)
         return total - free - torch.cuda.memory_reserved(self.device)
 
-    def weights_loaded(self, packed: int = 0) -> None:
-        """To be called when the weights are on the device, `packed` bytes of them as second copies."""
-        self.used["weights"] = torch.cuda.memory_allocated(self.device) - packed
-        if packed:
-            self.used[PACKED] = packed
+    def weights_loaded(self) -> None:
+        """To be called when the weights are on the device."""
+        self.used["weights"] = torch.cuda.memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def rehearsed(self) -> None:
@@ -129,13 +125,8 @@ class Meter:
         self.free, _ = torch.cuda.mem_get_info(self.device)
 
 
-def predicted_items(
-    spec: ModelSpec, gpu_name: str, options: Options, packed: int = 0
-) -> tuple[dict[str, int], int | None]:
-    """The budget's bytes by item and its blocks, beside `packed` bytes of second copies of weights.
-
-    Empty and None for a GPU that pagecast doesn't know.
-    """
+def predicted_items(spec: ModelSpec, gpu_name: str, options: Options) -> tuple[dict[str, int], int | None]:
+    """The budget's bytes by item and its blocks; empty and None for a GPU that pagecast doesn't know."""
     try:
         budget = hbm_budget(
             spec.facts,
@@ -155,16 +146,14 @@ def predicted_items(
     items = {item.name: item.bytes for item in budget.items}
     graphs = graph_reserve(options, spec)
     items["CUDA graphs"] = graphs
-    items["KV cache"] -= graphs + packed
-    if packed:
-        items[PACKED] = packed
-    return items, budget.num_gpu_blocks - (graphs + packed) // budget.layout.block_bytes
+    items["KV cache"] -= graphs
+    return items, budget.num_gpu_blocks - graphs // budget.layout.block_bytes
 
 
 def report(
     spec: ModelSpec, options: Options, gpu_name: str, measured: dict[str, int], num_blocks: int
 ) -> MemoryReport:
     """Both sides, item by item."""
-    predicted, blocks = predicted_items(spec, gpu_name, options, measured.get(PACKED, 0))
+    predicted, blocks = predicted_items(spec, gpu_name, options)
     lines = tuple(Line(name, predicted.get(name), value) for name, value in measured.items())
     return MemoryReport(lines, num_blocks, blocks)

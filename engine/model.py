@@ -23,16 +23,11 @@ from pagecast.engine.layers import (
 )
 from pagecast.engine.shard import WHOLE, Shard
 from pagecast.engine.spec import ModelSpec
-from pagecast.kernels.linear_cuts import Kind
-from pagecast.kernels.packed_cuts import MOST_PACKED_TOKENS, has_cuts, packed_sizes
-from pagecast.kernels.packed_weight import PackedWeight, pack, packing_error
 from pagecast.sim.machine.model_facts import Moe
 from torch import Tensor, nn
 
 # Folded norms were measured to be faster in steps of Qwen3-8B with so many tokens, not in smaller ones.
 _LEAST_FOLDED_TOKENS = 97
-# A quarter of the most that rounding to bf16 changes a number.
-_MOST_PACKING_ERROR = 2**-11
 
 Attend = Callable[[int, Tensor, ops.Turn], Tensor]
 """(layer, qkv [tokens, heads + 2 * kv heads, head_dim], turn of q and k) to [tokens, heads, head_dim]."""
@@ -185,7 +180,6 @@ class Decoder(nn.Module):
         facts = spec.facts
         self.spec, self.shard = spec, shard
         self.folded = False
-        self.has_packed = False
         self.embedding = Embedding(facts.vocab, facts.hidden, shard=shard)
         self.layers = nn.ModuleList(Layer(spec, i, shard) for i in range(facts.layers))
         self.norm = Norm(facts.hidden)
@@ -206,7 +200,11 @@ class Decoder(nn.Module):
         """
         x, residual = self.embedding(tokens), None
         *layers, last = self.layers
-        if self.folded and self._folds(len(tokens)) and ops.by_library(x, last.attention.qkv.product):
+        if (
+            self.folded
+            and len(tokens) >= _LEAST_FOLDED_TOKENS
+            and ops.by_library(x, last.attention.qkv.product)
+        ):
             for layer in layers:
                 layer.add_to(x, angles, attend)
         else:
@@ -232,53 +230,6 @@ class Decoder(nn.Module):
         self.folded = True
         for layer in self.layers:
             layer.fold_norms()
-
-    @torch.inference_mode()
-    def pack_weights(self) -> bool:
-        """Packs weights for products of few tokens, once norms are folded; False where none can be packed.
-
-        Not packed are those without cuts, with bias or fp8 weights, and those that 12 bits hold too badly.
-        """
-        products: list[tuple[Kind, ColumnLinear | RowLinear | Embedding]] = [("plain", self.head)]
-        for part in self.layers.modules():
-            if isinstance(part, Mlp):
-                products += [("gated", part.gate_up), ("sums", part.down)]
-        compiled = set()
-        for kind, product in products:
-            weight, scales, bias = product.product[:3]
-            plain = weight.dtype == torch.bfloat16 and scales is None and bias is None
-            if plain and has_cuts(kind, *weight.shape) and packing_error(weight) < _MOST_PACKING_ERROR:
-                product.packed = pack(weight, gated=kind == "gated")
-                if kind not in compiled:
-                    self._compile_packed(kind, product.product)
-                compiled.add(kind)
-        self.has_packed = bool(compiled)
-        if weight.is_cuda:
-            torch.cuda.empty_cache()  # what packing took is not the weights'
-        return self.has_packed
-
-    @property
-    def packed_bytes(self) -> int:
-        """Bytes of the packed weights."""
-        parts = [getattr(part, "packed", None) for part in self.modules()]
-        return sum(part.nbytes for part in parts if isinstance(part, PackedWeight))
-
-    def _compile_packed(self, kind: Kind, product: ops.Product) -> None:
-        """Computes a packed product of each size that has its own kernel: no step waits for a compiler."""
-        for tokens in packed_sizes(kind, *product.weight.shape):
-            x = product.weight.new_zeros(tokens, product.weight.shape[1])
-            {"plain": ops.linear, "sums": ops.linear_sums, "gated": ops.gated_linear}[kind](x, product)
-
-    def _folds(self, tokens: int) -> bool:
-        """Whether steps of so many tokens are computed with folded norms, where these are."""
-        return tokens >= (MOST_PACKED_TOKENS + 1 if self.has_packed else _LEAST_FOLDED_TOKENS)
-
-    def library_products(self, tokens: int) -> list[ColumnLinear | RowLinear]:
-        """The products that steps of so many tokens leave to the library, without those of experts."""
-        parts = list(self.layers.modules())
-        own = [mlp.gate_up for mlp in parts if isinstance(mlp, Mlp) and mlp.gate_up.gated_by_own(tokens)]
-        products = [part for part in parts if isinstance(part, ColumnLinear | RowLinear)]
-        return [product for product in products if product not in own]
 
     @property
     def dtype(self) -> torch.dtype:

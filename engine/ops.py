@@ -6,12 +6,8 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from pagecast.engine.tuned_product import TunedProduct
 from pagecast.kernels import reference
-from pagecast.kernels.gated_plan import fits, gated_pays
 from pagecast.kernels.linear_cuts import Kind, LinearCut, cut_of
-from pagecast.kernels.packed_cuts import packed_cut_of
-from pagecast.kernels.packed_weight import PackedWeight
 from torch import Tensor
 
 
@@ -103,29 +99,22 @@ def embed_share(tokens: Tensor, weight: Tensor, first: int) -> Tensor:
 class Product(NamedTuple):
     """What a matrix product multiplies its input by.
 
-    `weight` [outputs, inputs] is multiplied transposed. It has `scales` if it is fp8. Without scales and
-    bias: `tuned`, how to compute many tokens, and `packed`, the weight for few tokens.
+    `weight` [outputs, inputs] is multiplied transposed. It has `scales` if it is fp8.
     """
 
     weight: Tensor
     scales: Tensor | None = None
     bias: Tensor | None = None
-    tuned: TunedProduct | None = None
-    packed: PackedWeight | None = None
 
 
 def linear(x: Tensor, product: Product) -> Tensor:
     """x [tokens, inputs] times the weight, plus the bias: [tokens, outputs]."""
-    out = _packed_linear("plain", x, product)
-    if out is not None:
-        return out
     cut = _own_cut("plain", x, product)
     if cut is not None:
         return _own_linear(x, product.weight, cut)
-    weight, scales, bias, tuned, _packed = product
+    weight, scales, bias = product
     if scales is None:
-        out = None if tuned is None else tuned.multiply(x, weight)
-        return F.linear(x, weight, bias) if out is None else out
+        return F.linear(x, weight, bias)
     if x.is_cuda:
         from pagecast.kernels.fp8_linear import fp8_linear
 
@@ -142,17 +131,6 @@ def _own_cut(kind: Kind, x: Tensor, product: Product) -> LinearCut | None:
     return cut_of(kind, x, product.weight)
 
 
-def _packed_linear(kind: Kind, x: Tensor, product: Product) -> Tensor | None:
-    """The product by its packed weight; None: it is not computed so."""
-    packed = product.packed
-    cut = None if packed is None else packed_cut_of(kind, len(x), packed.shape)
-    if packed is None or cut is None:
-        return None
-    from pagecast.kernels.packed_hopper import packed_hopper
-
-    return packed_hopper(x, packed, cut)
-
-
 def _own_linear(x: Tensor, weight: Tensor, cut: LinearCut, *, gated: bool = False) -> Tensor:
     from pagecast.kernels.linear_hopper import linear_hopper
 
@@ -166,40 +144,22 @@ def by_library(x: Tensor, product: Product) -> bool:
 
 def add_linear(states: Tensor, x: Tensor, product: Product) -> None:
     """Adds `linear` of x to `states` [tokens, outputs], in place, for a product without scales and bias."""
-    weight, tuned = product.weight, product.tuned
-    if tuned is None or tuned.multiply(x, weight, onto=states) is None:
-        states.addmm_(x, weight.t())
+    states.addmm_(x, product.weight.t())
 
 
 def linear_sums(x: Tensor, product: Product) -> Tensor:
     """`linear`, or addends [addends, tokens, outputs] of it, which `add_rms_norm` adds up."""
-    sums = _packed_linear("sums", x, product)
-    if sums is not None:
-        return sums
     cut = _own_cut("sums", x, product)
     return linear(x, product) if cut is None else _own_linear(x, product.weight, cut)
 
 
 def gated_linear(x: Tensor, product: Product, eps: float | None = None) -> Tensor:
     """`silu_mul` of `linear`: [tokens, outputs / 2]. With `eps`, x are states that are still to be normed."""
-    gated = _packed_linear("gated", x, product) if eps is None else None
-    if gated is not None:
-        return gated
     cut = _own_cut("gated", x, product) if eps is None else None
     if cut is not None:
         return _own_linear(x, product.weight, cut, gated=True)
-    if gated_by_own(x, product):
-        from pagecast.kernels.gated_hopper import gated_hopper
-
-        return gated_hopper(x, product.weight, eps)
     gate_up = linear(x, product)
     return silu_mul(gate_up) if eps is None else silu_mul(gate_up, x, eps)
-
-
-def gated_by_own(x: Tensor, product: Product) -> bool:
-    """Whether our own kernel for many tokens computes this gated product of x."""
-    weight, scales, bias = product[:3]
-    return scales is None and bias is None and fits(x, weight) and gated_pays(len(x), weight)
 
 
 def silu_mul(gate_up: Tensor, states: Tensor | None = None, eps: float = 0.0) -> Tensor:

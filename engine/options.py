@@ -25,11 +25,7 @@ class Options:
     speculate). `speculative_config`: n-grams, as `ngram:3` or vLLM's JSON. `tensor_parallel_size` GPUs hold a
     share of the model each; with `enable_expert_parallel`, of a mixture's experts each GPU has some, whole.
     `kv_offloading_size`: GiB of host memory that KV blocks are offloaded to; the fields after it are as in a
-    scenario.
-    `tune_products` times cuBLASLt's algorithms for products of large steps at the start, 16 seconds, and
-    takes the fastest; results of two starts may then differ in rounding.
-    `pack_weights` keeps a second copy of large weights in 12 bits, which steps of few tokens read.
-    `seed` is for requests that have none, and for random weights.
+    scenario. `seed` is for requests that have none, and for random weights.
     """
 
     block_size: int = 16
@@ -52,8 +48,6 @@ class Options:
     offload_prompt_only: bool = True
     kv_offloading_store_threshold: int = 0
     enforce_eager: bool = False
-    tune_products: bool = False
-    pack_weights: bool = False
     random_weights: bool = False
     tensor_parallel_size: int = 1
     enable_expert_parallel: bool = False

@@ -23,9 +23,6 @@ p % block_size`. Modules:
     fp8_linear.py      products with fp8 weights (fp8_group.py: how many inputs share a scale)
     mixture.py         a mixture of experts: routing.py, grouped_gemm.py and the weighted sum
     linear_hopper.py   products of few tokens on an H100 or H200 (linear_cuts.py: which, and how they are cut)
-    packed_hopper.py   the same with weights in 12 bits (packed_weight.py; packed_cuts.py: which, and how)
-    gated_hopper.py    gated products of many tokens there (gated_plan.py: which, and in what tiles)
-    cublas_lt.py       the library's products by an algorithm of the caller's choice
     rms_scale.py       what a norm divides by, for kernels that do it after a product
     reference.py       the same in plain PyTorch: what each kernel must compute
 

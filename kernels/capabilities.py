@@ -12,8 +12,7 @@ def runs_hopper_kernels(device: torch.device) -> bool:
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return False
     try:
-        for module in ("linear_hopper", "gated_hopper", "packed_hopper"):
-            importlib.import_module(f"pagecast.kernels.{module}")
+        importlib.import_module("pagecast.kernels.linear_hopper")
     except (ImportError, AttributeError):
         return False
     return True

@@ -12,7 +12,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 # Names that changed between Triton 3.6 and 3.9.
 fetch_box = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-store_box = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 

@@ -96,14 +96,6 @@ def next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def empty_product(x: Tensor, width: int, splits: int) -> Tensor:
-    """Memory for a product of x [tokens, inputs]: [tokens, width] in x's dtype, or addends in fp32 [splits,
-    tokens, width]."""
-    if splits > 1:
-        return torch.empty(splits, len(x), width, dtype=torch.float32, device=x.device)
-    return torch.empty(len(x), width, dtype=x.dtype, device=x.device)
-
-
 def require_attention(name: str, q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor) -> None:
     """Raises BadInput unless q, the caches and the block table can belong together."""
     require(

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from pagecast.kernels.hopper import barrier, fetch_box, let_next_start, wait_for_predecessor
-from pagecast.kernels.launch import Launch, empty_product, require
+from pagecast.kernels.launch import Launch, require
 from pagecast.kernels.linear_cuts import LinearCut
 from pagecast.kernels.tensor_map import swizzled_map
 from torch import Tensor
@@ -184,7 +184,10 @@ def linear_hopper(x: Tensor, weight: Tensor, cut: LinearCut, *, gated: bool = Fa
         launch = _launches[key] = linear_launch(shape, cut, gated, x.device)
     outputs = shape[0]
     width = outputs // 2 if gated else outputs
-    out = empty_product(x, width, cut.splits)
+    if cut.splits > 1:
+        out = torch.empty(cut.splits, tokens, width, dtype=torch.float32, device=x.device)
+    else:
+        out = torch.empty(tokens, width, dtype=x.dtype, device=x.device)
     if not tokens:
         return out
     programs = -(-tokens // (cut.tokens + cut.rest)) * (outputs // cut.outputs) * cut.splits

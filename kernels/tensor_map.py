@@ -84,8 +84,6 @@ class Address:
 _Map = TypeVar("_Map")
 _matrices: dict[Any, MatrixDescriptor] = {}
 _swizzled: dict[Any, TensorDescriptor] = {}
-_paired: dict[Any, TensorDescriptor] = {}
-_packed: dict[Any, TensorDescriptor] = {}
 
 
 def _made_once(maps: dict[Any, _Map], key: Any, make: Callable[[], _Map]) -> _Map:
@@ -121,33 +119,6 @@ def swizzled_map(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
         return TensorDescriptor(address, list(matrix.shape), [matrix.shape[1], 1], [rows, columns], layout)
 
     return _made_once(_swizzled, (matrix.data_ptr(), matrix.shape, matrix.dtype, rows, columns), make)
-
-
-def paired_map(matrix: Tensor, pairs: int, columns: int) -> TensorDescriptor:
-    """A dense matrix of 16-bit numbers as boxes of `columns` numbers of `pairs` rows of its first half and of
-    as many of its second, eight rows of each in turn: [pairs / 8, 2, 8, columns]; made once."""
-
-    def make() -> TensorDescriptor:
-        rows, width = matrix.shape
-        address = Address(matrix.data_ptr(), matrix.dtype)
-        shape = [rows // 16, 2, 8, width]
-        strides = [8 * width, rows // 2 * width, width, 1]
-        layout = NVMMASharedLayout(min(2 * columns, 128), 16, 4)
-        return TensorDescriptor(address, shape, strides, [pairs // 8, 2, 8, columns], layout)
-
-    return _made_once(_paired, (matrix.data_ptr(), matrix.shape, matrix.dtype, pairs, columns), make)
-
-
-def packed_map(numbers: Tensor, rows: int) -> TensorDescriptor:
-    """Packed numbers int16 [outputs / 64, rows, 64] as boxes of 1 x `rows` x 64; made once."""
-
-    def make() -> TensorDescriptor:
-        address = Address(numbers.data_ptr(), numbers.dtype)
-        box = [1, rows, numbers.shape[2]]
-        layout = NVMMASharedLayout(128, 16, 3)
-        return TensorDescriptor(address, list(numbers.shape), list(numbers.stride()), box, layout)
-
-    return _made_once(_packed, (numbers.data_ptr(), numbers.shape, rows), make)
 
 
 def box_rows(block_size: int, tile: int) -> int:

@@ -29,12 +29,6 @@ _ALONE: dict[str, Any] = {  # in the order of `--help`, before the scenario's
     "dtype": typer.Option(help="auto (the checkpoint's; float32 on the CPU), bfloat16, float16, float32"),
     "attention": typer.Option(help="auto (triton on a GPU, torch elsewhere), triton, flash-attn, torch"),
     "enforce_eager": typer.Option("--enforce-eager", help="no CUDA graphs"),
-    "tune_products": typer.Option(
-        "--tune-products", help="choose the algorithms of large matrix products by timing, for 16 seconds"
-    ),
-    "pack_weights": typer.Option(
-        "--pack-weights", help="a second copy of large weights in 12 bits, for steps of few tokens"
-    ),
 }
 _ABOUT = {  # where the engine's answer to an option that is not given is another than a scenario's
     "num_gpu_blocks": "usable KV blocks [what fits; 1024 on the CPU]",

@@ -1,8 +1,8 @@
 """The engine beside nano-vLLM: `python tests/benchmarks/engine.py [--gpus N] [--repeat N] [MODEL...]`.
 
 256 requests at once, prompts and outputs of 100 to 1024 tokens, random weights, bf16; each engine in a
-process of its own, the faster of two runs. Ours tunes its large products as it starts, and packs the weights
-of Qwen3-8B. See engine_peer.py for how nano-vLLM joins.
+process of its own, the faster of two runs. See engine_peer.py for how nano-vLLM
+joins.
 """
 
 import argparse
@@ -14,7 +14,6 @@ from typing import Any
 import engine_peer
 
 MODELS = ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B")
-PACKED = ("Qwen/Qwen3-8B",)
 _PEER = "PAGECAST_BENCHMARK_PEER"
 
 if os.environ.get(_PEER):  # here and in each worker that nano-vLLM starts
@@ -27,7 +26,6 @@ def ours(model: str, gpus: int, repeat: int) -> None:
     from pagecast.engine.engine import Engine
 
     options: dict[str, Any] = {"random_weights": True, "max_num_batched_tokens": 16384, "max_model_len": 4096}
-    options |= {"tune_products": True, "pack_weights": model in PACKED and gpus == 1}
     runs = []
     with Engine(model, tensor_parallel_size=gpus, **options) as engine:
         for _ in range(repeat):

@@ -13,7 +13,7 @@ from pagecast.engine.model import Mixture
 from pagecast.engine.params import SamplingParams
 from pagecast.engine.rope import rotary_table
 from pagecast.engine.spec import ModelSpec
-from pagecast.kernels import gated_hopper, reference
+from pagecast.kernels import reference
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.model_config import model_from_config
 from safetensors.torch import load_file, save_file
@@ -103,37 +103,6 @@ def test_norms_of_many_tokens_are_part_of_products(
     if dtype == "float32":
         expected = model.logits(prompt + completion.outputs[0].token_ids)[149:-1].argmax(-1)
         assert completion.outputs[0].token_ids == expected.tolist()
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_gate_up_and_silu_of_many_tokens_are_one_kernel(
-    dtype: str, model_of: Any, engine_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A function stands for the kernel and writes down what it is given: in bf16, norms are folded."""
-    calls: list[tuple[int, float | None]] = []
-
-    def gated(x: torch.Tensor, weight: torch.Tensor, eps: float | None) -> torch.Tensor:
-        calls.append((len(x), eps))
-        return ops.silu_mul(torch.nn.functional.linear(x, weight), None if eps is None else x, eps or 0.0)
-
-    monkeypatch.setattr(gated_hopper, "gated_hopper", gated)
-    model = model_of("qwen3", hidden_size=384, intermediate_size=256)
-    options = {"dtype": dtype, "max_num_batched_tokens": 200, "enforce_eager": True}
-    prompt = torch.randint(0, 256, (150,), generator=torch.Generator().manual_seed(1)).tolist()
-    texts = []
-    for least in (1000, 100):
-        monkeypatch.setattr(ops, "gated_pays", lambda tokens, weight, least=least: tokens >= least)
-        engine = engine_of(model.folder, **options)
-        calls.clear()  # on a GPU the start measures a step's memory
-        (completion,) = engine.generate([prompt], SamplingParams(max_tokens=3))
-        texts.append(completion.outputs[0].token_ids)
-    assert texts[0] == texts[1]
-    # The last layer's MLP computes the sampled token alone.
-    assert calls == [(150, model.theirs.config.rms_norm_eps if dtype == "bfloat16" else None)]
-    decoder = engine.loop.runner.model
-    gates = {layer.mlp.gate_up for layer in decoder.layers}
-    assert set(decoder.library_products(99)) - set(decoder.library_products(100)) == gates
-    assert len(decoder.library_products(100)) == 3 * len(decoder.layers)
 
 
 def test_older_files_say_the_same_with_rope_scaling(model_of: Any, tmp_path: Path) -> None:

@@ -13,11 +13,9 @@ from typing import Any
 import torch
 import triton
 from pagecast.kernels import (
-    gated_hopper,
     grouped_gemm,
     linear_hopper,
     mixture,
-    packed_hopper,
     paged_decode,
     paged_prefill,
     prefill_hopper,
@@ -25,10 +23,8 @@ from pagecast.kernels import (
     store_kv,
 )
 from pagecast.kernels.decode_schedule import DecodeSchedule, DecodeShape
-from pagecast.kernels.gated_plan import tile_of
 from pagecast.kernels.launch import Launch
 from pagecast.kernels.linear_cuts import LinearCut
-from pagecast.kernels.packed_cuts import PackedCut
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -40,7 +36,6 @@ MARKS = (
     "mma.sync",
     "setmaxnreg",
     "atom.",
-    "stmatrix",
 )
 FP8_MARKS = ("ldmatrix", "cvt.rn.f16x2.e4m3x2", "ld.shared.b8")
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -78,33 +73,6 @@ def _linear(cut: LinearCut, *, gated: bool = False) -> dict[str, int]:
     rows |= {"x_rest": cut.rest} if cut.rest else {}
     types = {name: f"tensordesc<bf16[{n}, {cut.depth}],{layout!r}>" for name, n in rows.items()}
     types |= {"out": "*fp32" if cut.splits > 1 else "*bf16", "tokens": "i32"}
-    return compiled(launch, types, GluonASTSource)
-
-
-def _gated(tokens: int, *, normed: bool) -> dict[str, int]:
-    """Compiles gate and up of Qwen3-8B for many tokens, divided by their root mean square if `normed`."""
-    tile, gl = tile_of(tokens), gated_hopper.gl
-    boxes = {
-        "x": ([tile.tokens, 64], gl.NVMMASharedLayout(128, 16, 2)),
-        "weight": ([4, 2, 8, 64], gl.NVMMASharedLayout(128, 16, 4)),
-        "out": ([tile.tokens, 32], gl.NVMMASharedLayout(64, 16, 2)),
-    }
-    types = {name: f"tensordesc<bf16{box},{layout!r}>" for name, (box, layout) in boxes.items()}
-    types |= {"tokens": "i32"} | ({"scales": "*fp32"} if normed else {})
-    launch = gated_hopper.gated_launch((24576, 4096), tile, torch.device("cpu"))
-    return compiled(launch, types, GluonASTSource)
-
-
-def _packed(cut: PackedCut, kind: str, shape: tuple[int, int]) -> dict[str, int]:
-    """Compiles a packed product of Qwen3-8B."""
-    gl = packed_hopper.gl
-    matrix, tiles = gl.NVMMASharedLayout(128, 16, 2), gl.NVMMASharedLayout(128, 16, 3)
-    types = {"x": f"tensordesc<bf16[{cut.tokens}, {cut.depth}],{matrix!r}>"}
-    types |= {"x_rest": f"tensordesc<bf16[{cut.rest}, {cut.depth}],{matrix!r}>"} if cut.rest else {}
-    rows = {"signs": cut.depth // 2, "exponents": cut.depth // 4}
-    types |= {name: f"tensordesc<i16[1, {n}, 64],{tiles!r}>" for name, n in rows.items()}
-    types |= {"scales": "*fp32", "tokens": "i32", "out": "*fp32" if kind == "sums" else "*bf16"}
-    launch = packed_hopper.packed_launch(shape, cut, kind == "gated", torch.device("cpu"))
     return compiled(launch, types, GluonASTSource)
 
 
@@ -195,10 +163,6 @@ def main() -> None:
         "hopper of small heads": partial(compiled, small, pools | prefill | maps, GluonASTSource),
         "linear": partial(_linear, LinearCut(64, 64, 16, 4, 10)),
         "gated linear": partial(_linear, LinearCut(64, 128, 0, 1, 8), gated=True),
-        "gated of many": partial(_gated, 256, normed=True),
-        "gated of 128": partial(_gated, 128, normed=False),
-        "packed sums": partial(_packed, PackedCut(2, 64, 16, 4, 128), "sums", (4096, 12288)),
-        "packed gated": partial(_packed, PackedCut(3, 128, 0), "gated", (24576, 4096)),
         "store": partial(compiled, store_kv._configure(q[:, :8], q[:, :8], k, v, None, None), store),
     }
     names = sys.argv[1:] or list(kernels)

@@ -58,17 +58,6 @@ def test_every_kernel_compiles_to_the_instructions_it_relies_on(tmp_path: Path) 
     assert instructions["linear"]["wgmma.mma_async"] == 2 * 4  # of 64 tokens, and of the rest
     assert instructions["linear"]["cp.async.bulk.tensor"] == 3 * (10 + 1)  # before the loop, and in it
     assert instructions["gated linear"]["wgmma.mma_async"] == 4
-    for name, stages in (("gated of many", 3), ("gated of 128", 5)):
-        assert instructions[name]["wgmma.mma_async"] == 3 * 4  # of three warpgroups
-        # Three boxes of weights and one of tokens: before the loop by stage, and in it.
-        assert instructions[name]["cp.async.bulk.tensor"] == 4 * (stages + 1) + 3  # and the results
-        assert instructions[name]["stmatrix"] > 0  # which are turned on their way to shared memory
-    # Of two warpgroups, 16 of 128 inputs at a time, for 64 tokens and the rest; and of three, of 64 inputs.
-    assert instructions["packed sums"]["wgmma.mma_async"] == 2 * 8 * 2
-    assert instructions["packed gated"]["wgmma.mma_async"] == 3 * 4
-    # Signs and exponents of each warpgroup, and tokens by 64 inputs: before the loop by stage, and in it.
-    assert instructions["packed sums"]["cp.async.bulk.tensor"] == (2 * 2 + 2 * 2) * (4 + 1)
-    assert instructions["packed gated"]["cp.async.bulk.tensor"] == (3 * 2 + 1) * (6 + 1)
     for name, product in (("up of few", "mma.sync"), ("up of many", "wgmma.mma_async")):
         assert instructions[name][product] > 0
         assert instructions[name]["cp.async.bulk.tensor"] > 0  # the experts' matrices

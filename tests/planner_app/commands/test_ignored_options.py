@@ -115,8 +115,6 @@ def test_a_server_of_the_engine_refuses_what_only_a_simulated_one_has(
 @pytest.mark.parametrize(
     "option",
     [
-        "--tune-products",
-        "--pack-weights",
         "--device=cpu",
         "--dtype=bfloat16",
         "--enforce-eager",
@@ -224,8 +222,6 @@ def test_other_commands_of_traces_refuse_what_they_would_drop(
 @pytest.mark.parametrize(
     "option",
     [
-        "--tune-products",
-        "--pack-weights",
         "--device=cpu",
         "--num-gpu-blocks=3",
         "--speculative-config=ngram:3",
