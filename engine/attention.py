@@ -27,15 +27,15 @@ class TorchBackend:
         self._lens: list[int] = []
 
     def plan(self, prompts: PromptChunks, first: int, *, captured: bool) -> NDArray[np.int32]:
-        """An empty plan: plain PyTorch plans no work."""
+        # Plain PyTorch plans no work.
         return np.empty(0, np.int32)
 
     def plan_room(self, tokens: int) -> int:
-        """No room on the device: there is no plan."""
+        # There is no plan.
         return 0
 
     def warm_up(self) -> None:
-        """Nothing: plain PyTorch is not compiled."""
+        pass  # plain PyTorch is not compiled
 
     def begin(self, pages: Pages) -> None:
         """Keeps the step's pages for the layers that follow."""

@@ -248,27 +248,23 @@ class PlainLane:
         self._clock: Clock = time.perf_counter_ns
 
     def start(self, pairs: list[tuple[int, int]]) -> None:
-        """See `Lane`."""
         start_ns = self._clock()
         reference.copy_blocks(self._source, self._target, pairs, block_dim=1)
         self._times.append((start_ns, self._clock()))
 
     def ended(self) -> tuple[int, int] | None:
-        """See `Lane`."""
         return self._times.popleft()
 
     def hold(self, number: int) -> None:
-        """Nothing: all jobs have ended."""
+        pass  # all jobs have ended
 
     def forget(self) -> None:
-        """See `Lane`."""
         self._times.popleft()
 
     def follow(self) -> None:
-        """Nothing: all steps have ended."""
+        pass  # all steps have ended
 
     def drain(self, clock: Clock) -> None:
-        """See `Lane`."""
         self._times.clear()
         self._clock = clock
 
@@ -288,7 +284,6 @@ class CudaLane:
         self._base_ns = 0
 
     def start(self, pairs: list[tuple[int, int]]) -> None:
-        """See `Lane`."""
         host_pairs = torch.tensor(pairs, dtype=torch.int32).pin_memory()
         start, end = _event(), _event()
         with torch.cuda.stream(self._stream):
@@ -299,7 +294,6 @@ class CudaLane:
         self._events.append((start, end, host_pairs))
 
     def ended(self) -> tuple[int, int] | None:
-        """See `Lane`."""
         start, end, _ = self._events[0]
         if not end.query():
             return None
@@ -312,19 +306,15 @@ class CudaLane:
         return end_ns - took, end_ns
 
     def hold(self, number: int) -> None:
-        """See `Lane`."""
         torch.cuda.current_stream().wait_event(self._events[number][1])
 
     def forget(self) -> None:
-        """See `Lane`."""
         self._events.popleft()
 
     def follow(self) -> None:
-        """See `Lane`."""
         self._stream.wait_stream(torch.cuda.current_stream())
 
     def drain(self, clock: Clock) -> None:
-        """See `Lane`."""
         self._stream.synchronize()
         self._events.clear()
         self._base = _event()

@@ -47,14 +47,12 @@ class Recording:
         self.idle_ns: list[int] = []
 
     def idle(self, start_ns: int) -> None:
-        """See `loop.Log`."""
         self.idle_ns.append(start_ns)
         with self._writing() as journal:
             if journal is not None:
                 journal.idle(start_ns)
 
     def step(self, plan: StepPlan, start_ns: int, planned_ns: int) -> None:
-        """See `loop.Log`."""
         self._rows.append(
             (
                 start_ns,
@@ -70,7 +68,6 @@ class Recording:
         self._prefill.append(plan.prefill)
 
     def committed(self, plan: StepPlan, outcome: Outcome, end_ns: int) -> None:
-        """See `loop.Log`."""
         with self._writing() as journal:
             if journal is not None:
                 if self._speculates:
@@ -107,7 +104,6 @@ class Recording:
             self._journal = None
 
     def transferred(self, transfers: Iterable[HostTransfer], now_ns: int) -> None:
-        """See `loop.Log`."""
         told = [transfer.recorded(now_ns) for transfer in transfers]
         self.transfers += told
         with self._writing() as journal:

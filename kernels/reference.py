@@ -201,7 +201,6 @@ def dequantise(weight: Tensor, scales: Tensor) -> Tensor:
 
 
 def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
-    """See `pagecast.kernels.fp8_linear`."""
     numbers, x_scales = quantise_groups(x, weight.shape[1] // scales.shape[1])
     return (dequantise(numbers, x_scales) @ dequantise(weight, scales).T).to(x.dtype)
 

@@ -59,29 +59,24 @@ class TorchLink:
         self._size = dist.get_world_size()
 
     def sum(self, partial: Tensor) -> Tensor:
-        """See `Collectives`."""
         dist.all_reduce(partial)
         return partial
 
     def gather(self, own: Tensor) -> Tensor:
-        """See `Collectives`."""
         out = torch.empty(self._size, *own.shape, dtype=own.dtype, device=own.device)
         _all_gather(out.view(self._size * len(own), *own.shape[1:]), own.contiguous())
         return out
 
     def least(self, value: int) -> int:
-        """See `Collectives`."""
         tensor = torch.tensor([value], dtype=torch.int64, device=self.device)
         dist.all_reduce(tensor, op=dist.ReduceOp.MIN)
         return int(tensor)
 
     def abort(self) -> None:
-        """See `Collectives`."""
         if self.device.type == "cuda" and dist.is_initialized():
             dist.distributed_c10d._abort_process_group()
 
     def close(self) -> None:
-        """See `Collectives`."""
         with suppress(Exception):  # the others may be gone
             self.abort()
         if dist.is_initialized():
@@ -100,7 +95,6 @@ class PeerLink(TorchLink):
         self._aside = torch.cuda.Stream(device)
 
     def sum(self, partial: Tensor) -> Tensor:
-        """See `Collectives`."""
         most = PEER_BYTES * (_MOST_PIECES if self._size == 2 else 1)
         if partial.nbytes > most or not partial.is_contiguous():
             return super().sum(partial)
@@ -110,18 +104,15 @@ class PeerLink(TorchLink):
         return partial
 
     def gather(self, own: Tensor) -> Tensor:
-        """See `Collectives`."""
         if own.nbytes > PEER_BYTES or not own.is_contiguous() or own.element_size() not in (2, 4):
             return super().gather(own)
         return kernels.all_gather(own, self.boxes)
 
     def close(self) -> None:
-        """See `Collectives`."""
         super().close()
         self._memory.free()
 
     def abort(self) -> None:
-        """See `Collectives`."""
         with suppress(Exception), torch.cuda.stream(self._aside):
             self.boxes.stop.fill_(1)
         super().abort()

@@ -143,7 +143,7 @@ class Roofline:
         return max(total, launching) // FEMTO
 
     def launch_ns(self, batch: Batch) -> int:
-        """None: launching is taken for hidden."""
+        # Launching is taken for hidden.
         return 0
 
     def decode_line(self, n: int) -> DecodeLine:
@@ -162,11 +162,11 @@ class Roofline:
         return self._host_step_ns + requests * self._host_request_ns
 
     def warm_ns(self, after: int) -> int:
-        """Nothing: clocks are taken as steady."""
+        # Clocks are taken as steady.
         return 0
 
     def shared_ns(self, tokens: int, requests: int) -> int:
-        """Nothing: what a cache spares the memory is left out of a bound from first principles."""
+        # What a cache spares the memory is left out of a bound from first principles.
         return 0
 
     def arrival_ns(self, input_tokens: int) -> int:
@@ -189,7 +189,7 @@ class Roofline:
     def outside(
         self, longest_context: int, most_tokens: int, most_requests: int, block_size: int
     ) -> Note | None:
-        """None: costs from first principles have no range that they were fitted to."""
+        # Costs from first principles have no range that they were fitted to.
         return None
 
     # -- the parts -------------------------------------------------------------------------------

@@ -103,7 +103,6 @@ class ScaledCosts:
         return round(self._costs.device_ns(batch) * self._prompts)
 
     def launch_ns(self, batch: Batch) -> int:
-        """See `StepCosts`."""
         return round(self._costs.launch_ns(batch) * self._prompts)
 
     def decode_line(self, n: int) -> DecodeLine:
@@ -115,11 +114,9 @@ class ScaledCosts:
         return round(self._costs.host_ns(requests) * self._factor)
 
     def warm_ns(self, after: int) -> int:
-        """See `StepCosts`."""
         return round(self._costs.warm_ns(after) * self._factor)
 
     def shared_ns(self, tokens: int, requests: int) -> int:
-        """See `StepCosts`."""
         return round(self._costs.shared_ns(tokens, requests) * self._factor)
 
     def arrival_ns(self, input_tokens: int) -> int:

@@ -172,11 +172,11 @@ class MeasuredCosts:
         return self._host_step_ns + requests * self._host_request_ns
 
     def warm_ns(self, after: int) -> int:
-        """Nothing: clocks are taken as steady."""
+        # Clocks are taken as steady.
         return 0
 
     def shared_ns(self, tokens: int, requests: int) -> int:
-        """Nothing: what a cache spares the memory was not measured."""
+        # What a cache spares the memory was not measured.
         return 0
 
     def arrival_ns(self, input_tokens: int) -> int:
@@ -215,7 +215,7 @@ class MeasuredCosts:
     def outside(
         self, longest_context: int, most_tokens: int, most_requests: int, block_size: int
     ) -> Note | None:
-        """None: beyond the measured sizes times are extrapolated in a line."""
+        # Beyond the measured sizes times are extrapolated in a line.
         return None
 
     # -- the parts -------------------------------------------------------------------------------
