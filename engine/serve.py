@@ -25,8 +25,9 @@ from pagecast.sim.core.events import Event
 from pagecast.sim.core.identity.content import own_output, own_prompt, token_ids, tokens
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.request import State
-from pagecast.sim.replay.clients import NEVER_NS, Arrivals
+from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
+from pagecast.sim.replica.arrivals import NEVER_NS
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.run_journal import RunJournal
 from pagecast.traces.schema import Spans, Trace

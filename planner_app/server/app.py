@@ -17,7 +17,8 @@ from fastapi.responses import JSONResponse, Response
 from pagecast import __version__
 from pagecast.planner_app.server.answer_json import AnswerWriter, QuotedTokens
 from pagecast.planner_app.server.backend import GenerationBackend
-from pagecast.planner_app.server.errors import ApiError, not_found
+from pagecast.planner_app.server.errors import ApiError, not_found, queue_is_full
+from pagecast.planner_app.server.generation import Generation
 from pagecast.planner_app.server.guard import ARRIVAL, Guard
 from pagecast.planner_app.server.intake import GenerationRequest, RequestIntake
 from pagecast.planner_app.server.metrics import ServerMetrics
@@ -97,13 +98,21 @@ class ReplicaServer:
     def _answer(self, request: GenerationRequest, arrival_ns: int) -> Response:
         for generation in request.generations:
             generation.arrival_ns = arrival_ns
-            self.backend.submit(generation)
+            self._submit(generation)
             if generation.error is not None:
                 for other in request.generations:
                     self.backend.cancel(other)
                 raise generation.error
         writer = AnswerWriter(request, self.intake.tokenizer, int(time.time()), self._quoted)
         return Answering(writer, self.backend, self.metrics.answered)
+
+    def _submit(self, generation: Generation) -> None:
+        """Gives a generation to the backend, where not too many requests wait there."""
+        most = self.options.max_waiting_queue_length
+        if most is not None and self.backend.alive and self.backend.load().waiting >= most:
+            generation.refuse(queue_is_full(most))
+        else:
+            self.backend.submit(generation)
 
     def _maybe_fail(self) -> None:
         """Fails as often as the options say. Errors: ApiError."""

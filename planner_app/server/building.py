@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import pandas as pd
 from pagecast import __version__
 from pagecast.planner_app.server.answers import Answers, Lengths, Mode
 from pagecast.planner_app.server.app import ReplicaServer
 from pagecast.planner_app.server.intake import RequestIntake
 from pagecast.planner_app.server.kv_events import KvEvents, Publisher
-from pagecast.planner_app.server.live_replica import LiveSpeculation
 from pagecast.planner_app.server.metrics import ServerMetrics
 from pagecast.planner_app.server.options import ServerOptions
 from pagecast.planner_app.server.recording import JournalKeeper
@@ -19,16 +17,15 @@ from pagecast.planner_app.server.simulated import SimulatedBackend
 from pagecast.planner_app.server.tokenizer import Tokenizer
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.retention import Retention
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.machine.secondary_tiers import FILE_SYSTEM
-from pagecast.sim.replay.speculating import speculate
-from pagecast.sim.replay.windows import blocks_per_block
+from pagecast.sim.replica.spec import ReplicaSpec
+from pagecast.sim.replica.workload import ExpectedWorkload
 from pagecast.sim.scenario import Scenario
-from pagecast.traces.schema import COLUMNS, Trace
+from pagecast.traces.schema import COLUMNS
 
-_PROMPT_TOKENS = 1024
+_PROMPT_TOKENS = 1024  # of a typical request: no trace tells more
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +61,18 @@ def simulated_replica(
 ) -> ReplicaServer:
     """A simulated replica of the scenario, the `number`-th of those served together. Errors: BadInput."""
     _check_served(scenario)
-    limits = scenario.limits(_blocks_per_block(scenario, simulation))
+    spec = ReplicaSpec.of(scenario, ExpectedWorkload(_PROMPT_TOKENS, simulation.lengths.mean), costs)
+    limits = spec.limits
     longest = max_model_len(scenario)
     answers = Answers(
         tokenizer, mode=simulation.mode, lengths=simulation.lengths, seed=hash((options.seed, number))
     )
     backend = SimulatedBackend(
-        limits,
-        scenario.rules(costs),
-        costs,
+        spec,
         answers,
         max_model_len=longest,
         scale=simulation.time_scale,
-        most_waiting=options.max_waiting_queue_length,
         log_events=options.kv_events_endpoint is not None,
-        links=scenario.host_links(costs),
-        speculation=_speculation(scenario, costs),
-        retention=None if scenario.retention is None else Retention.parse(scenario.retention),
-        swap_ns_per_token=scenario.swap_ns_per_token() if scenario.swaps else 0.0,
     )
     if options.record is not None:
         folder = options.record if options.replicas == 1 else options.record / f"replica-{number}"
@@ -120,16 +111,6 @@ def _check_served(scenario: Scenario) -> None:
             raise BadInput(f"{names[0]} needs {need}, and requests over HTTP have none: leave it out")
 
 
-def _speculation(scenario: Scenario, costs: StepCosts) -> LiveSpeculation | None:
-    """How the requests of a server speculate; None where they do not."""
-    speculation = speculate(None, scenario, costs)
-    if speculation is None:
-        return None
-    return LiveSpeculation(
-        speculation.config, seed=scenario.seed, ahead=scenario.pipelined, costs=speculation.costs
-    )
-
-
 def _features(scenario: Scenario, limits: Limits) -> dict[str, Any]:
     """Host tier and speculation as `meta.json` describes them; nothing where there are none."""
     features: dict[str, Any] = {}
@@ -148,12 +129,6 @@ def _features(scenario: Scenario, limits: Limits) -> dict[str, Any]:
     if speculation is not None:
         features["speculative_config"] = speculation.model_dump(mode="json", exclude_defaults=True)
     return features
-
-
-def _blocks_per_block(scenario: Scenario, simulation: Simulation) -> float:
-    """See `blocks_per_block`, of a sequence with a prompt of middling length: no trace tells more."""
-    row = {"arrival_s": [0.0], "input_tokens": [_PROMPT_TOKENS], "output_tokens": [simulation.lengths.mean]}
-    return blocks_per_block(Trace("typical", pd.DataFrame(row)), scenario)
 
 
 def _next_port(endpoint: str, number: int) -> str:

@@ -26,7 +26,7 @@ from pagecast.planner_app.server.engine_mail import (
     Submission,
     packed,
 )
-from pagecast.planner_app.server.errors import ApiError, backend_failed, queue_is_full
+from pagecast.planner_app.server.errors import ApiError, backend_failed
 from pagecast.planner_app.server.generation import NEVER, Generation
 from pagecast.planner_app.server.text import GrowingText
 from pagecast.planner_app.server.tokenizer import Tokenizer
@@ -39,14 +39,7 @@ class EngineBackend(asyncio.Protocol):
     `drain` is called once, when the engine's process is told to end or has ended.
     """
 
-    def __init__(
-        self,
-        facts: EngineFacts,
-        connection: socket.socket,
-        tokenizer: Tokenizer,
-        *,
-        most_waiting: int | None = None,
-    ) -> None:
+    def __init__(self, facts: EngineFacts, connection: socket.socket, tokenizer: Tokenizer) -> None:
         self.limits = facts.limits
         self.max_model_len = facts.max_model_len
         self.observer: Observer | None = None
@@ -54,7 +47,6 @@ class EngineBackend(asyncio.Protocol):
         self._start_ns = facts.start_ns
         self._connection = connection
         self._tokenizer = tokenizer
-        self._most_waiting = most_waiting
         self._transport: asyncio.WriteTransport | None = None
         self._reader = MailReader()
         self._live: dict[int, Generation] = {}
@@ -155,8 +147,6 @@ class EngineBackend(asyncio.Protocol):
     def _refusal(self, generation: Generation) -> ApiError | None:
         if not self.alive:
             return backend_failed("engine", self._failure or "it has ended")
-        if self._most_waiting is not None and self.load().waiting >= self._most_waiting:
-            return queue_is_full(self._most_waiting)
         sampling = generation.sampling
         if 0 < sampling.min_tokens < (sampling.max_tokens or self.max_model_len) and not sampling.ignore_eos:
             return ApiError(

@@ -40,8 +40,7 @@ def front_replica(
     text_tokenizer: Tokenizer = tokenizer_for(options.model, tokenizer)
     if isinstance(text_tokenizer, PackedTokenizer):
         text_tokenizer = NumberTokenizer(facts.vocabulary)
-    most_waiting = options.max_waiting_queue_length
-    backend = EngineBackend(facts, connection, text_tokenizer, most_waiting=most_waiting)
+    backend = EngineBackend(facts, connection, text_tokenizer)
     metrics = ServerMetrics(backend, options.names[0], cache_config=facts.cache_config)
     backend.observer = metrics
     intake = RequestIntake(

@@ -17,21 +17,20 @@ import numpy as np
 import simpy
 from pagecast.planner_app.server.answers import Answers
 from pagecast.planner_app.server.backend import HostTierUse, Observer, ReplicaLoad, SpeculationUse
-from pagecast.planner_app.server.errors import ApiError, backend_failed, queue_is_full
+from pagecast.planner_app.server.errors import ApiError, backend_failed
 from pagecast.planner_app.server.generation import NEVER, Generation
 from pagecast.planner_app.server.history import History
-from pagecast.planner_app.server.live_replica import LiveArrivals, LiveFeed, LiveReplica, LiveSpeculation
-from pagecast.sim.core.engines.profile import Profile
+from pagecast.planner_app.server.live_arrivals import LiveArrivals, LiveFeed
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
-from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.plan import StepPlan
+from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.retention import Retention
-from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.costs.step_costs import StepCosts
-from pagecast.sim.machine.host_link import HostLinks
-from pagecast.sim.replay.recorder import Recorder
+from pagecast.sim.replica.observer import Observer as ReplicaObserver
+from pagecast.sim.replica.replica import UNREADABLE, Replica
+from pagecast.sim.replica.spec import ReplicaSpec
+from pagecast.sim.replica.transfers import Ended
+from pagecast.sim.runs.transfers import DISK, RecordedTransfer
 
 _FLUSH_S = 0.2  # between two flushes of what keeps the history
 _SLICE_S = 0.002  # after so long the event loop has its turn
@@ -53,76 +52,86 @@ class WallClock:
         return max(at_ns - self.now(), 0) / self.scale / 1e9
 
 
-class LiveRecorder(Recorder):
-    """Passes on what a replica did, and keeps nothing."""
+class LiveObserver(ReplicaObserver):
+    """Tells a backend and its history what their replica does.
 
-    def __init__(self, backend: SimulatedBackend) -> None:
-        super().__init__()
+    With a host tier the history notes every plan that computes nothing; else only those that preempt.
+    """
+
+    def __init__(self, backend: SimulatedBackend, replica: Replica) -> None:
         self._backend = backend
+        self._replica = replica
+        self._history = backend.history
+        self._preemptions = 0
 
-    def step(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
-        """See `Recorder`."""
-        self._backend.note_step(plan, end_ns)
+    def planned(self, plan: StepPlan | None, now: int) -> None:
+        """Notes a plan. A server has no makespan and never ends, so times that only it needs are dropped."""
+        before, self._preemptions = self._preemptions, self._replica.scheduler.preemptions
+        copies = self._replica.copies
+        if plan is None or not plan.computes:
+            if copies is not None or self._preemptions != before:
+                self._history.note_idle(now)
+            return
+        self._history.note_planned(now)
+        if copies is not None:
+            copies.forget_times()
 
-    def request(self, request: Request) -> None:
-        """See `Recorder`."""
+    def step(self, plan: StepPlan, outcome: Outcome, start_ns: int, end_ns: int) -> None:
+        """Hands out the tokens of a step."""
+        if self._replica.speculation is not None:
+            self._replica.speculation.forget_times()
+        self._backend.note_step(plan, outcome, end_ns)
+
+    def ended(self, request: Request, now: int) -> None:
+        """Ends a generation; one that waited for ever is ended in its client's place."""
+        if request.reason == UNREADABLE:
+            self._history.note_outside(now, request.index, cancelled=True)
         self._backend.note_end(request)
+
+    def transferred(self, ended: Ended, now: int, *, disk: bool) -> None:
+        """Notes ends of transfers."""
+        kind = DISK if disk else ""
+        records = [RecordedTransfer(job, now, kind, lost=job in ended.lost) for job in ended.jobs]
+        self._history.note_transferred(records, now)
 
 
 class SimulatedBackend:
-    """Implements `GenerationBackend` with one simulated replica.
+    """Implements `GenerationBackend` with one simulated replica of `spec`.
 
-    `answers` says what is generated. `most_waiting`: requests that may wait before others are rejected
-    (None: any number). `retention`: of every request's content. `swap_ns_per_token`: see `Replica`.
+    `answers` says what is generated. `scale`: simulated seconds per second. `log_events`: the scheduler keeps
+    a log, for its KV events.
     """
 
     def __init__(
         self,
-        limits: Limits,
-        profile: Profile,
-        costs: StepCosts,
+        spec: ReplicaSpec,
         answers: Answers,
         *,
         max_model_len: int,
         scale: float = 1.0,
-        most_waiting: int | None = None,
-        observer: Observer | None = None,
         log_events: bool = False,
-        links: HostLinks | None = None,
-        speculation: LiveSpeculation | None = None,
-        retention: Retention | None = None,
-        swap_ns_per_token: float = 0.0,
     ) -> None:
-        self.limits = limits
+        self.limits = spec.limits
         self.max_model_len = max_model_len
-        self.observer = observer
+        self.observer: Observer | None = None
         self.clock = WallClock(scale)
-        self.scheduler = Scheduler(limits, profile, log=log_events, drafter=speculation)
-        self._speculation = speculation
-        most = 0 if speculation is None else speculation.config.num_speculative_tokens
-        self._drafts = SpeculationUse.of(most)
+        self.scheduler = spec.scheduler(log=log_events)
+        retention = spec.scenario.retention
+        self._retention = None if retention is None else Retention.parse(retention)
+        self._drafts = SpeculationUse.of(
+            0 if spec.speculation is None else spec.speculation.num_speculative_tokens
+        )
         self._answers = answers
-        self._most_waiting = most_waiting
-        self._retention = retention
         self._live: dict[int, Generation] = {}
         self.history = History()
         self._arrivals = LiveArrivals(self.history)
-        self._feed = LiveFeed(limits.block_size)
+        self._feed = LiveFeed()
         self._env = simpy.Environment()
-        self._replica = LiveReplica(
-            self._env,
-            self.scheduler,
-            costs,
-            self._arrivals,
-            self._feed,
-            LiveRecorder(self),
-            fast_forward=False,
-            links=links,
-            speculation=speculation,
-            swap_ns_per_token=swap_ns_per_token,
+        # Clients want every token as it comes: steps are planned one by one.
+        self._replica = Replica(
+            self._env, spec, self._arrivals, self._feed, scheduler=self.scheduler, fast_forward=False
         )
-        self._replica.history = self.history
-        self._replica.keeps_idle = links is not None
+        self._replica.observe(LiveObserver(self, self._replica))
         self._wake: asyncio.Event = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._flushing: asyncio.Task[None] | None = None
@@ -132,9 +141,8 @@ class SimulatedBackend:
 
     def submit(self, generation: Generation) -> None:
         """See `GenerationBackend`."""
-        refused = self._refusal(generation)
-        if refused is not None:
-            generation.refuse(refused)
+        if self._failed is not None:
+            generation.refuse(backend_failed("simulation", self._failed))
             return
         now = self.now()
         output = self._answers.write(generation, self.max_model_len)
@@ -159,13 +167,6 @@ class SimulatedBackend:
         self._feed.add(request)
         self._arrivals.arrive(generation.number, now)
         self._wake.set()
-
-    def _refusal(self, generation: Generation) -> ApiError | None:
-        if self._failed is not None:
-            return backend_failed("simulation", self._failed)
-        if self._most_waiting is not None and self.load().waiting >= self._most_waiting:
-            return queue_is_full(self._most_waiting)
-        return None
 
     def cancel(self, generation: Generation) -> None:
         """See `GenerationBackend`."""
@@ -200,10 +201,10 @@ class SimulatedBackend:
 
     def host_tier(self) -> HostTierUse | None:
         """See `GenerationBackend`."""
-        offloading = self.scheduler.offloading
-        transfers = self._replica.transfers
-        if offloading is None or transfers is None:
+        offloading, copies = self.scheduler.offloading, self._replica.copies
+        if offloading is None or copies is None:
             return None
+        transfers = copies.transfers
         return HostTierUse(
             transfers.load.bytes,
             transfers.load.busy_ns / 1e9,
@@ -217,7 +218,7 @@ class SimulatedBackend:
 
     def speculation(self) -> SpeculationUse | None:
         """See `GenerationBackend`."""
-        return None if self._speculation is None else self._drafts
+        return None if self._replica.speculation is None else self._drafts
 
     @property
     def alive(self) -> bool:
@@ -256,27 +257,27 @@ class SimulatedBackend:
         """Simulates up to the present, an event at a time, and lets others have their turn."""
         env = self._env
         start_s = time.monotonic()
-        self._replica.go_on()
+        self._replica.resume()
         while self._due():
             # The replica runs on by itself while nobody else of its environment is due: this lets it do what
             # is due next, and no more.
             fence = env.timeout(int(env.peek()) + 1 - env.now)
             while not fence.processed:
                 env.step()
-            self._replica.go_on()
+            self._replica.resume()
             if time.monotonic() - start_s > _SLICE_S:
                 await asyncio.sleep(0)
                 start_s = time.monotonic()
 
     # ---- what the replica did
 
-    def note_step(self, plan: StepPlan, end_ns: int) -> None:
+    def note_step(self, plan: StepPlan, outcome: Outcome, end_ns: int) -> None:
         """Hands out the tokens of a step that has ended."""
         live = self._live
         gaps: dict[int, int] = {}
         first: list[Generation] = []
         generated = 0
-        accepted = self._count_drafts(plan)
+        accepted = self._count_drafts(plan, outcome)
         for request in plan.decodes:
             generation = live.get(request.index)
             if generation is None or generation.count >= len(generation.tokens):
@@ -319,11 +320,10 @@ class SimulatedBackend:
             late = int((self.clock.now() - end_ns) / self.clock.scale)
             self.observer.step(tokens, generated, gaps, first, late)
 
-    def _count_drafts(self, plan: StepPlan) -> dict[str, int]:
+    def _count_drafts(self, plan: StepPlan, outcome: Outcome) -> dict[str, int]:
         """Counts the draft tokens of a step; returns how many of each request were accepted."""
-        if self._speculation is None:
+        if self._replica.speculation is None:
             return {}
-        outcome = self._speculation.latest
         self._drafts.count(plan, outcome)
         self.history.note_verified(plan, outcome)
         return dict(outcome.accepted)

@@ -150,3 +150,13 @@ class StepCosts(Protocol):
     def expected_error(self) -> str:
         """The error to expect of figures made with these costs: a `Note`, or a sentence."""
         ...
+
+    def outside(
+        self, longest_context: int, most_tokens: int, most_requests: int, block_size: int
+    ) -> str | None:
+        """A note on where a replay left the range that these costs are known for; None where it did not.
+
+        The replay's largest values: `longest_context` tokens in a request, `most_tokens` computed in a step,
+        `most_requests` decoding in a step. `block_size` is in tokens.
+        """
+        ...

@@ -34,8 +34,9 @@ from pagecast.sim.fleet.routers.router import Router
 from pagecast.sim.fleet.settings import Disaggregation
 from pagecast.sim.fleet.view import View
 from pagecast.sim.machine.models import model as find_model
-from pagecast.sim.replay.clients import NS, Arrivals
+from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.metrics import Floats, prefix_lookup_s, statistics
+from pagecast.sim.replica.arrivals import NS
 
 # What a prompt's computation found, by the names of request and table.
 _FOUND = ("cached_tokens", "reused_tokens", "partial_tokens", "external_tokens", "disk_tokens")

@@ -15,34 +15,13 @@ from pagecast.sim.fleet.choices import Choices
 from pagecast.sim.fleet.member import Member
 from pagecast.sim.fleet.spread import computed_tokens, herding, imbalance
 from pagecast.sim.machine.gpus import gpu as find_gpu
-from pagecast.sim.replay.clients import NS
 from pagecast.sim.replay.metrics import (
     Ints,
-    PrefixHits,
-    cached_and_uncached,
-    latency_summary,
     prefix_hits,
     whole_blocks,
 )
-from pagecast.sim.replay.simulation import Counters
+from pagecast.sim.replica.arrivals import NS
 
-_SUMS = (
-    "requests",
-    "completed",
-    "rejected",
-    "cancelled",
-    "steps",
-    "input_tokens",
-    "output_tokens",
-    "prefill_avoided_s",
-    "eligible_prefix_tokens",
-    "reused_prefix_tokens",
-    "num_gpu_blocks",
-    "evicted_blocks",
-    "preemptions",
-    "recomputed_tokens",
-    "failed_allocations",
-)
 _REPLICA_COLUMNS = (
     *(
         "row",
@@ -57,44 +36,6 @@ _REPLICA_COLUMNS = (
     *("ttft_s", "tpot_s"),
 )
 _LEAVES = ("draining", "lost")  # events after which a replica takes no more requests
-
-
-def combine(summaries: list[dict[str, Any]], table: pd.DataFrame, wall_s: float) -> dict[str, Any]:
-    """The summary of several kinds of replicas, with the names and meanings of one replica's.
-
-    `num_gpu_blocks` is of all of them, `peak_kv_usage` the highest of any. `table` has every request.
-    """
-    if len(summaries) == 1:
-        return summaries[0]
-    total: dict[str, Any] = dict(summaries[0])
-    for name in _SUMS:
-        total[name] = sum(summary[name] for summary in summaries)
-    served = table[table["state"] != "rejected"]
-    ends = served["finished_s"].to_numpy(np.float64)
-    makespan = float(ends.max() - table["arrival_s"].min()) if len(served) else 0.0
-    reasons: dict[str, int] = {}
-    for summary in summaries:
-        for reason, count in summary["rejected_reasons"].items():
-            reasons[reason] = reasons.get(reason, 0) + count
-    sources = [summary["prompt_tokens_by_source"] for summary in summaries]
-    total["prompt_tokens_by_source"] = {kind: sum(each[kind] for each in sources) for kind in sources[0]}
-    cached, uncached = cached_and_uncached(table)
-    completed = [summary["completed"] for summary in summaries]
-    sizes = [summary["bytes_per_sequence"] for summary in summaries]
-    hits = PrefixHits(total["eligible_prefix_tokens"], total["reused_prefix_tokens"])
-    total.update(
-        makespan_s=makespan,
-        wall_s=wall_s,
-        output_tokens_per_s=total["output_tokens"] / makespan if makespan > 0 else 0.0,
-        **latency_summary(table),
-        ttft_cached_s=cached,
-        ttft_uncached_s=uncached,
-        bytes_per_sequence=float(np.average(sizes, weights=completed)) if sum(completed) else 0.0,
-        token_hit_rate=hits.rate,
-        peak_kv_usage=max(summary["peak_kv_usage"] for summary in summaries),
-        rejected_reasons=reasons,
-    )
-    return total
 
 
 def routing_figures(
@@ -202,20 +143,6 @@ def ready_shares(log: list[tuple[int, str, str]], start_s: float, end_s: float) 
     return {name: seconds / (end_s - start_s) for name, seconds in ready_s.items() if seconds}
 
 
-def sum_counters(counted: list[Counters]) -> Counters:
-    """The counters of several equal replicas."""
-    if len(counted) == 1:
-        return counted[0]
-    return Counters(
-        sum(each.steps for each in counted),
-        max(each.peak_used_blocks for each in counted),
-        sum(each.evicted_blocks for each in counted),
-        sum(each.preemptions for each in counted),
-        sum(each.failed_allocations for each in counted),
-        counted[0].limits,
-    )
-
-
 def by_replica(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """The rows of each replica that has any, with the columns that figures of a replica are made of."""
     codes, names = pd.factorize(table["replica"])
@@ -227,27 +154,28 @@ def by_replica(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
     }
 
 
-def replica_figures(table: pd.DataFrame, counted: Counters, name: str, gpu: str) -> dict[str, Any]:
-    """Figures of one replica: what it served, how fast, and how much of it was cached."""
+def replica_figures(table: pd.DataFrame, member: Member) -> dict[str, Any]:
+    """Figures of one replica: the requests that it served (`table`), how fast, and what was cached."""
+    limits, scheduler = member.limits, member.scheduler
     states = table["state"].to_numpy()
     completed = states == "completed"
     output = int(table["output_tokens"].to_numpy(np.int64)[states != "rejected"].sum())
     return {
-        "replica": name,
-        "gpu": gpu,
+        "replica": member.name,
+        "gpu": f"{member.scenario.tensor_parallel_size} x {member.scenario.gpu}",
         "requests": len(table),
         "completed": int(completed.sum()),
         "rejected": int((states == "rejected").sum()),
         "computed_tokens": int(computed_tokens(table).sum()),
         "output_tokens": output,
-        "token_hit_rate": prefix_hits(table, counted.limits.block_size).rate,
+        "token_hit_rate": prefix_hits(table, limits.block_size).rate,
         "ttft_p99_s": _p99(table["ttft_s"]),
         "tpot_p99_s": _p99(table["tpot_s"]),
-        "num_gpu_blocks": counted.limits.num_blocks,
-        "peak_kv_usage": counted.peak_used_blocks / counted.limits.num_blocks,
-        "evicted_blocks": counted.evicted_blocks,
-        "preemptions": counted.preemptions,
-        "steps": counted.steps,
+        "num_gpu_blocks": limits.num_blocks,
+        "peak_kv_usage": member.recorder.peak_used_blocks / limits.num_blocks,
+        "evicted_blocks": scheduler.memory.evicted_blocks,
+        "preemptions": scheduler.preemptions,
+        "steps": member.recorder.step_count,
     }
 
 

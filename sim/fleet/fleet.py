@@ -11,7 +11,6 @@ from bisect import insort
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import Any
 
 import simpy
 from pagecast.sim.core.request import State
@@ -20,8 +19,9 @@ from pagecast.sim.fleet.member import Member
 from pagecast.sim.fleet.query import Prompts, Query
 from pagecast.sim.fleet.routers.router import Router
 from pagecast.sim.fleet.view import View
-from pagecast.sim.replay.clients import NEVER_NS, NS, Arrivals
+from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.recorder import Recorder
+from pagecast.sim.replica.arrivals import NEVER_NS, NS
 from simpy.events import URGENT
 
 
@@ -185,7 +185,7 @@ class Fleet:
         request.reason = reason
         if state is State.CANCELLED:
             request.output_tokens = 0
-        self.unserved.request(request)
+        self.unserved.ended(request, now)
         self._remaining -= 1
         self.clients.failed(request)
         self.clients.ended(row, now)
@@ -262,17 +262,3 @@ class Fleet:
         member = self.members[number]
         if member.draining and not view.requests:
             call_at(self.env, now, partial(self._finish_drain, member))
-
-
-def run(env: simpy.Environment, every: int, progress: Callable[[], Any] | None) -> None:
-    """Runs an environment until nothing is left to happen; calls `progress` every so many events."""
-    step = env.step
-    try:
-        while True:
-            for _ in range(every):
-                step()
-            if progress is not None:
-                progress()
-    except simpy.core.EmptySchedule:
-        if progress is not None:
-            progress()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pagecast.sim.replay.clients import NEVER_NS
-from pagecast.sim.replay.replica import Replica
+from pagecast.sim.replica.observer import Observer
+from pagecast.sim.replica.replica import Replica
 
 
 class Gauges(NamedTuple):
@@ -20,7 +20,7 @@ class Gauges(NamedTuple):
 NOTHING = Gauges(0, 0, 0.0)
 
 
-class Scrape:
+class Scrape(Observer):
     """Reads a replica's gauges every `period_ns`, without stopping it.
 
     Gauges change only where the replica does something. So they are noted just before its first change after
@@ -32,22 +32,22 @@ class Scrape:
         self.period_ns = period_ns
         self._latest = NOTHING
         self._start_ns = start_ns
-        replica.look = self._note
-        replica.look_ns = start_ns + period_ns
+        self._due_ns = start_ns + period_ns
+        replica.observe(self)
 
     def read(self, now: int) -> Gauges:
         """The gauges of the latest scrape by `now`; of none yet, an idle engine's."""
-        if now >= self.replica.look_ns:
-            self._note(now)
+        self.changing(now)
         return self._latest
 
-    def stop(self) -> None:
-        """Leaves the replica alone."""
-        self.replica.look_ns = NEVER_NS
+    def changing(self, now: int) -> None:
+        """Notes the gauges where a scrape is due."""
+        if now >= self._due_ns:
+            self._note(now)
 
     def _note(self, now: int) -> None:
         latest = now - (now - self._start_ns) % self.period_ns
-        self.replica.look_ns = latest + self.period_ns
+        self._due_ns = latest + self.period_ns
         self._latest = gauges(self.replica, latest)
 
 

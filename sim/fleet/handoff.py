@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from pagecast.sim.core.request import NEVER, Request
-from pagecast.sim.replay.clients import NS
 from pagecast.sim.replay.feed import Feed
+from pagecast.sim.replica.arrivals import NS
 
 T = TypeVar("T")  # a replica
 

@@ -6,15 +6,16 @@ from collections import deque
 from collections.abc import Callable
 
 from pagecast.sim.core.request import Request
-from pagecast.sim.replay.clients import NEVER_NS, Arrivals
+from pagecast.sim.replica.arrivals import NEVER_NS
 
 OnEnd = Callable[[int, int], None]
 OnFail = Callable[[Request], None]
 OnTurn = Callable[[int], None]
 
 
-class Inbox(Arrivals):
-    """Entries in the order they were sent, each `(due, row, arrival)`; without an arrival a cancellation.
+class Inbox:
+    """An `ArrivalSource` of what routers have sent, in order: entries `(due, row, arrival)`. One without an
+    arrival is a cancellation.
 
     `on_end(row, now)` hears of every request that has ended on the replica, and `on_fail(request)` before it
     of one that was cancelled or rejected.

@@ -27,7 +27,7 @@ from pagecast.sim.fleet.settings import (
 from pagecast.sim.fleet.view import View
 from pagecast.sim.machine.loaded_weights import loaded_weight_bytes
 from pagecast.sim.machine.models import model as find_model
-from pagecast.sim.replay.clients import NS
+from pagecast.sim.replica.arrivals import NS
 from pagecast.sim.scenario import Scenario
 
 MakeMember = Callable[[int, str, Scenario], tuple[Member, View]]

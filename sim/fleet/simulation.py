@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,16 +16,8 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fleet.builder import Builder
 from pagecast.sim.fleet.disaggregation import DisaggregatedFleet
-from pagecast.sim.fleet.figures import (
-    by_replica,
-    combine,
-    gpu_figures,
-    ready_shares,
-    replica_figures,
-    routing_figures,
-    sum_counters,
-)
-from pagecast.sim.fleet.fleet import Fleet, run
+from pagecast.sim.fleet.figures import by_replica, gpu_figures, ready_shares, replica_figures, routing_figures
+from pagecast.sim.fleet.fleet import Fleet
 from pagecast.sim.fleet.lifecycle import FleetLifecycle
 from pagecast.sim.fleet.member import Member
 from pagecast.sim.fleet.query import Prompts
@@ -33,32 +25,18 @@ from pagecast.sim.fleet.routers.registry import KINDS, NS, make
 from pagecast.sim.fleet.settings import FleetSettings, RouterSettings
 from pagecast.sim.fleet.view import View
 from pagecast.sim.replay.clients import Arrivals
+from pagecast.sim.replay.comparisons import add_comparisons
 from pagecast.sim.replay.folder import replacing, save
 from pagecast.sim.replay.metrics import prefix_lookup_s, request_table
-from pagecast.sim.replay.notes import notes, scenario_notes
-from pagecast.sim.replay.offloading_figures import offloading_figures
+from pagecast.sim.replay.notes import notes
 from pagecast.sim.replay.recorder import request_frame
 from pagecast.sim.replay.replicates import ChangeCosts
-from pagecast.sim.replay.rollout import (
-    RevisionWatch,
-    busiest_window,
-    peak_admission,
-    peak_figures,
-)
-from pagecast.sim.replay.simulation import (
-    Progress,
-    Result,
-    add_comparisons,
-    check_all_ended,
-    core_figures,
-    counters,
-    summarise,
-)
-from pagecast.sim.replay.speculating import speculation_figures
+from pagecast.sim.replay.result import Result
+from pagecast.sim.replay.rollout import busiest_window, peak_admission, peak_figures
+from pagecast.sim.replay.served import Progress, Served, run
+from pagecast.sim.replay.summary import block_sizes, by_spec, summary
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
-
-_SLICE = 4096
 
 
 @dataclass(frozen=True)
@@ -112,7 +90,7 @@ def replay_fleet(
     again = partial(
         replay_fleet, settings=settings, costs=costs, change=change, arrivals=arrivals, keep_steps=False
     )
-    add_comparisons(trace, scenario, result, fleet_run.revisions, again, out)
+    add_comparisons(trace, scenario, result, fleet_run.fleet.members, again, out)
     return result
 
 
@@ -125,10 +103,6 @@ class FleetReplay:
     def __call__(self, trace: Trace, scenario: Scenario, change: ChangeCosts) -> Result:
         """A replay of the fleet with changed step costs."""
         return replay_fleet(trace, scenario, self.settings, change=change, keep_steps=False)
-
-
-def _tell(progress: Progress, fleet: Fleet) -> None:
-    progress(sum(member.recorder.ended for member in fleet.members))
 
 
 class _FleetRun:
@@ -171,8 +145,7 @@ class _FleetRun:
             trace,
             prompts,
             parts,
-            costs,
-            change=change,
+            partial(_costs_of, costs, change),
             keep_steps=keep_steps,
             fast_forward=fast_forward,
         )
@@ -183,11 +156,6 @@ class _FleetRun:
         ended = partial(self.fleet.on_end, number)
         return self._builder.member(number, name, scenario, role, ended, self.fleet.clients.failed)
 
-    @property
-    def revisions(self) -> list[RevisionWatch]:
-        """The old blocks of each replica, where the model's revision changes."""
-        return [member.revision for member in self.fleet.members if member.revision is not None]
-
     def auto_costs(self) -> str:
         """What stands for the costs `auto`: their name, or `auto` where replicas differ in it."""
         members = self.fleet.members
@@ -196,90 +164,84 @@ class _FleetRun:
 
     def run(self, progress: Progress | None) -> None:
         """Runs until every request has ended."""
-        tell = None if progress is None else partial(_tell, progress, self.fleet)
         self._lifecycle.start()
         self.fleet.start()
-        run(self.env, _SLICE, tell)
+        run(self.env, progress, self._ended)
         while self.fleet.reject_waiting():
-            run(self.env, _SLICE, tell)
+            run(self.env, progress, self._ended)
+
+    def _ended(self) -> int:
+        return sum(member.recorder.request_count for member in self.fleet.members)
 
     def result(self, wall_s: float, *, keep_steps: bool) -> FleetResult:
         """The figures of a fleet that has run."""
         members = self.fleet.members
+        self._check_ended()
+        kinds = [self._table(alike, unserved=not at) for at, alike in enumerate(by_spec(members).values())]
+        filled = [table for table in kinds if len(table)]
+        table = pd.concat(filled).sort_values("row", kind="stable").reset_index(drop=True)
+        served = self._served_by_each(kinds)
+        listed = [replica_figures(served[member.number], member) for member in members]
+        replicas = pd.DataFrame(listed)
+        self._end_retention(table)
+        own = {"fleet": self._figures(table, served, listed)}
+        figures = summary(self.trace, members, table, wall_s, of_kind=kinds, more=own)
+        for member, row in zip(members, listed, strict=True):
+            if eviction := member.scheduler.memory.eviction_figures():
+                row["eviction"] = eviction
+        if any(member.revision is not None for member in members):
+            figures["peak"] = self._add_peaks(table, served, listed)
+        timeline = pd.DataFrame(self.fleet.log, columns=["time_s", "replica", "event"])
+        timeline["time_s"] = timeline["time_s"] / NS
+        return FleetResult(
+            self.trace.name,
+            self.scenario,
+            figures,
+            table,
+            self.steps() if keep_steps else pd.DataFrame(),
+            notes(self.trace, members, table),
+            self.settings,
+            replicas,
+            timeline,
+        )
+
+    def _check_ended(self) -> None:
+        members = self.fleet.members
         for member in members:
-            check_all_ended(member.scheduler)
+            member.check_all_ended()
         if not self.fleet.over:
             raise AssertionError("some requests never ended")
         if any(member.scheduler.memory.used_blocks for member in members if member.gone_ns is None):
             raise AssertionError("some blocks were never given back")
-        kinds: dict[str, list[Member]] = {}
-        for member in members:
-            kinds.setdefault(member.kind, []).append(member)
-        tables = []
-        summaries = []
-        each: dict[int, dict[str, Any]] = {}
-        served_rows: dict[int, pd.DataFrame] = {}
-        for position, alike in enumerate(kinds.values()):
-            first = alike[0]
-            table = self._table(alike, unserved=not position)
-            counted = [counters(member.recorder, member.scheduler) for member in alike]
-            summary = summarise(table, sum_counters(counted), first.scenario, first.costs, wall_s)
-            summary["num_gpu_blocks"] *= len(alike)
-            gpu = f"{first.scenario.tensor_parallel_size} x {first.scenario.gpu}"
-            parts = by_replica(table)
-            for member, own in zip(alike, counted, strict=True):
-                served = parts.get(member.name, table[:0])
-                if isinstance(self.fleet, DisaggregatedFleet):
-                    rows = member.recorder.requests()
-                    lookup_s = prefix_lookup_s(rows, member.costs)
-                    served = request_table(rows, lookup_s, member.recorder.reasons)
-                each[member.number] = replica_figures(served, own, member.name, gpu)
-                served_rows[member.number] = served
-            tables.append(table)
-            summaries.append(summary)
-        filled = [table for table in tables if len(table)]
-        table = pd.concat(filled).sort_values("row", kind="stable").reset_index(drop=True)
-        summary = combine(summaries, table, wall_s)
-        summary["costs"] = " and ".join(dict.fromkeys(part["costs"] for part in summaries))
-        listed = [each[member.number] for member in members]
-        replicas = pd.DataFrame(listed)
-        sizes = {member.name: member.limits.block_size for member in members}
-        block_sizes = np.array(table["replica"].map(sizes).fillna(1), dtype=np.int64)
-        summary["fleet"] = {
+
+    def _served_by_each(self, kinds: list[pd.DataFrame]) -> dict[int, pd.DataFrame]:
+        """The requests that each replica ended, by its number; `kinds`: those of each kind."""
+        members = self.fleet.members
+        if isinstance(self.fleet, DisaggregatedFleet):
+            return {member.number: member.requests() for member in members}
+        parts: dict[str, pd.DataFrame] = {}
+        for table in kinds:
+            parts |= by_replica(table)
+        return {member.number: parts.get(member.name, kinds[0][:0]) for member in members}
+
+    def _figures(
+        self, table: pd.DataFrame, served: dict[int, pd.DataFrame], listed: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        """The figures of the router and of each replica (`listed`)."""
+        fleet, members = self.fleet, self.fleet.members
+        sizes = np.broadcast_to(block_sizes(members, table), len(table))
+        figures = {
             "router": self.settings.router.policy,
             "replicas": len(members),
             "gpus": sum(member.scenario.tensor_parallel_size for member in members),
             **gpu_figures(members, table, self.settings.price_per_gpu_hour),
-            "retries": self.fleet.sent_again,
-            **routing_figures(
-                table, self.fleet.routers, self.fleet.believed_tokens, served_rows, block_sizes
-            ),
+            "retries": fleet.sent_again,
+            **routing_figures(table, fleet.routers, fleet.believed_tokens, served, sizes),
             "by_replica": listed,
         }
-        if "tenant" in self.trace.requests:
-            table["tenant"] = self.trace.column("tenant").fillna("").to_numpy()[table["row"]]
-        self._end_retention(table)
-        served_by = [(member.scenario, member.scheduler) for member in members]
-        summary |= core_figures(served_by, table, block_sizes)
-        drafting = [member.speculation for member in members if member.speculation is not None]
-        summary |= speculation_figures(drafting)
-        servers = [member.replica for member in members]
-        if offloading := offloading_figures(servers, table, summary["makespan_s"]):
-            summary["offloading"] = offloading
-        if isinstance(self.fleet, DisaggregatedFleet):
-            summary["fleet"]["handoff"] = self.fleet.figures()
-        for member, figures in zip(members, listed, strict=True):
-            if eviction := member.scheduler.memory.eviction_figures():
-                figures["eviction"] = eviction
-        if self.revisions:
-            summary["peak"] = self._add_peaks(table, served_rows, listed)
-        remarks = self._notes(table, [alike[0] for alike in kinds.values()])
-        timeline = pd.DataFrame(self.fleet.log, columns=["time_s", "replica", "event"])
-        timeline["time_s"] = timeline["time_s"] / NS
-        steps = self.steps() if keep_steps else pd.DataFrame()
-        return FleetResult(
-            self.trace.name, self.scenario, summary, table, steps, remarks, self.settings, replicas, timeline
-        )
+        if isinstance(fleet, DisaggregatedFleet):
+            figures["handoff"] = fleet.figures()
+        return figures
 
     def _end_retention(self, table: pd.DataFrame) -> None:
         """Ends the retention that is over by the end of the last request, on idle replicas too."""
@@ -287,16 +249,6 @@ class _FleetRun:
         for member in self.fleet.members:
             if member.gone_ns is None and member.scheduler.memory.expiry is not None:
                 member.scheduler.refresh(end_ns)
-
-    def _notes(self, table: pd.DataFrame, kinds: list[Member]) -> tuple[str, ...]:
-        """Notes on the busiest replica, then what else is to be said of one replica of each kind."""
-        busiest = max(self.fleet.members, key=lambda member: member.recorder.ended)
-        engine_blocks = busiest.engine_blocks_per_block
-        remarks = notes(self.trace, busiest.scenario, busiest.costs, table, busiest.recorder, engine_blocks)
-        others: list[str] = [member.costs.expected_error() for member in kinds]
-        for member in kinds:
-            others += scenario_notes(self.trace, member.scenario, table, member.engine_blocks_per_block)
-        return remarks + tuple(note for note in dict.fromkeys(others) if note and note not in remarks)
 
     def _add_peaks(
         self, table: pd.DataFrame, served: dict[int, pd.DataFrame], listed: list[dict[str, Any]]
@@ -313,15 +265,15 @@ class _FleetRun:
             if member.role == "decode":
                 continue
             own = served[member.number]
-            figures["peak"] = peak_admission(own, member.limits, member.costs, member.recorder.most_requests)
+            figures["peak"] = peak_admission(own, member.spec, member.recorder.most_requests)
             rate += figures["peak"]["uncached_tokens_per_s_at_peak"] * shares.get(member.name, 0.0)
         return peak_figures(rate, busiest.rate)
 
-    def _table(self, members: list[Member], *, unserved: bool) -> pd.DataFrame:
+    def _table(self, members: Sequence[Served], *, unserved: bool) -> pd.DataFrame:
         """The requests that ended on equal replicas, by row; `unserved`: those too that no replica ended."""
-        first = members[0]
+        spec = members[0].spec
         recorders = [(member.name, member.recorder) for member in members]
-        if unserved and self.fleet.unserved.ended:
+        if unserved and self.fleet.unserved.request_count:
             recorders.append(("", self.fleet.unserved))
         parts = [recorder.request_rows() for _, recorder in recorders]
         reasons: dict[int, str] = {}
@@ -334,7 +286,7 @@ class _FleetRun:
             joined, names = joined[kept], names[kept]
         order = np.argsort(joined["row"].to_numpy(), kind="stable")
         joined = joined.iloc[order].reset_index(drop=True)
-        lookup_s = prefix_lookup_s(joined, first.costs, caching=first.scenario.enable_prefix_caching)
+        lookup_s = prefix_lookup_s(joined, spec.costs, caching=spec.scenario.enable_prefix_caching)
         if isinstance(self.fleet, DisaggregatedFleet):
             self.fleet.take_lookups(joined, names[order], lookup_s)
         table = request_table(joined, lookup_s, reasons)
@@ -349,3 +301,9 @@ class _FleetRun:
             table["replica"] = member.name
             tables.append(table)
         return pd.concat(tables, ignore_index=True)
+
+
+def _costs_of(costs: StepCosts | None, change: ChangeCosts | None, scenario: Scenario) -> StepCosts:
+    """The step costs of a replica; `costs` replace its scenario's, `change` changes either."""
+    own = costs or scenario.step_costs()
+    return own if change is None else change(own)

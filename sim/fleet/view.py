@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fleet.gauges import Gauges
-from pagecast.sim.replay.clients import NEVER_NS
+from pagecast.sim.replica.arrivals import NEVER_NS
 
 
 class View:

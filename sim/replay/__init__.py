@@ -8,7 +8,8 @@ Importing this package, or one of its modules, loads no other: `replay` and `Res
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pagecast.sim.replay.simulation import Result, replay
+    from pagecast.sim.replay.result import Result
+    from pagecast.sim.replay.simulation import replay
 
 __all__ = ["Result", "replay"]
 

@@ -16,10 +16,9 @@ import pandas as pd
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.request import Request
 from pagecast.sim.replay.rejections import is_for_load
+from pagecast.sim.replica.arrivals import NEVER_NS, NS
 from pagecast.traces.schema import Ints, Trace
 
-NS = 1_000_000_000
-NEVER_NS = 1 << 62
 # How long users of a closed loop pause after a rejection for the load, as clients of OpenAI's library do.
 FIRST_BACK_OFF_S = 0.5  # doubled with each further rejection in a row,
 MOST_BACK_OFF_S = 8.0  # up to this,

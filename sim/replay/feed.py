@@ -13,7 +13,7 @@ from pagecast.sim.core.identity.keys import BlockKeys, Public
 from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.retention import Retention
-from pagecast.sim.replay.clients import NS
+from pagecast.sim.replica.arrivals import NS
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Spans, Trace
 from pagecast.traces.texts import multimodal_items

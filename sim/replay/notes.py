@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.note import Note
-from pagecast.sim.replay.recorder import Recorder
+from pagecast.sim.replay.served import Served
+from pagecast.sim.replica.spec import ReplicaSpec
 from pagecast.sim.scenario import Scenario
 from pagecast.sim.speculation.recorded import ACCEPTED
 from pagecast.traces.schema import Trace
@@ -19,37 +19,42 @@ UNCERTAIN_PART = 0.1  # of the KV blocks: a forecast with less certain memory sa
 _LIMITS = ("gpu_memory_utilization", "free_gpu_memory_fraction", "kv_tokens")
 
 
-def notes(
-    trace: Trace,
-    scenario: Scenario,
-    costs: StepCosts,
-    table: pd.DataFrame,
-    recorder: Recorder,
-    blocks_per_block: float,
-) -> tuple[str, ...]:
-    """Notes of the trace's reader, of the costs, and on where the scenario leaves what is known."""
-    texts: list[str | None] = [*trace.notes, costs.expected_error()]
-    outside = getattr(costs, "outside", None)
-    if outside is not None:
-        accepted_rows = table[table["state"] != "rejected"]
-        context = (
-            int((accepted_rows["input_tokens"] + accepted_rows["output_tokens"]).max())
-            if len(accepted_rows)
-            else 0
-        )
-        texts.append(outside(context, recorder.most_tokens, recorder.most_requests, scenario.block_size))
-    texts += scenario_notes(trace, scenario, table, blocks_per_block)
-    return tuple(note for note in texts if note)
+def notes(trace: Trace, replicas: Sequence[Served], table: pd.DataFrame) -> tuple[str, ...]:
+    """Notes on the busiest of the replicas that served `trace`, then what else applies to one of each kind.
+
+    They are those of the trace's reader, of the costs, and on where a scenario leaves what is known. `table`
+    has the requests that ended.
+    """
+    busiest = max(replicas, key=lambda served: served.recorder.request_count)
+    spec = busiest.spec
+    remarks = [*trace.notes, spec.costs.expected_error(), _outside(busiest, table)]
+    known = [note for note in (*remarks, *spec_notes(trace, spec, table)) if note]
+    kinds = [kind for kind in dict.fromkeys(served.spec for served in replicas) if kind is not spec]
+    others = [kind.costs.expected_error() for kind in kinds]
+    for kind in kinds:
+        others += spec_notes(trace, kind, table)
+    return *known, *(note for note in dict.fromkeys(others) if note and note not in known)
 
 
-def scenario_notes(
-    trace: Trace, scenario: Scenario, table: pd.DataFrame, blocks_per_block: float
-) -> tuple[str, ...]:
+def _outside(served: Served, table: pd.DataFrame) -> str | None:
+    """The note of a replica's costs on what is beyond the range that they are known for."""
+    accepted_rows = table[table["state"] != "rejected"]
+    context = (
+        int((accepted_rows["input_tokens"] + accepted_rows["output_tokens"]).max())
+        if len(accepted_rows)
+        else 0
+    )
+    recorder, block_size = served.recorder, served.spec.scenario.block_size
+    return served.spec.costs.outside(context, recorder.most_tokens, recorder.most_requests, block_size)
+
+
+def spec_notes(trace: Trace, spec: ReplicaSpec, table: pd.DataFrame) -> tuple[str, ...]:
     """Notes on where a scenario leaves what is known, whatever its costs are."""
+    scenario = spec.scenario
     longest = int((table["input_tokens"] + table["output_tokens"]).max())
     texts = [
         _too_long(scenario, longest),
-        _windows(scenario, blocks_per_block),
+        _windows(spec),
         *_override(scenario),
         *memory_notes(scenario),
         _speculation(scenario),
@@ -66,11 +71,11 @@ def _too_long(scenario: Scenario, longest: int) -> Note | None:
     return Note("beyond_model_length", model=scenario.model, longest_tokens=longest, model_tokens=most)
 
 
-def _windows(scenario: Scenario, blocks_per_block: float) -> Note | None:
-    """A note on windows of which only the mean is modelled: `blocks_per_block` as in `replay.windows`."""
-    if blocks_per_block == 1.0 or scenario.limits(blocks_per_block).groups:
+def _windows(spec: ReplicaSpec) -> Note | None:
+    """A note on windows of which only the mean is modelled."""
+    if spec.blocks_per_block == 1.0 or spec.limits.groups:
         return None
-    return Note("sliding_windows", model=scenario.model, blocks_per_block=blocks_per_block)
+    return Note("sliding_windows", model=spec.scenario.model, blocks_per_block=spec.blocks_per_block)
 
 
 def _speculation(scenario: Scenario) -> Note | None:

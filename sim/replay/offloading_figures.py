@@ -7,9 +7,9 @@ from typing import Any
 
 import pandas as pd
 from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
-from pagecast.sim.replay.clients import NS
-from pagecast.sim.replay.links import Makespan
-from pagecast.sim.replay.replica import Replica
+from pagecast.sim.replica.arrivals import NS
+from pagecast.sim.replica.links import Makespan
+from pagecast.sim.replica.replica import Replica
 
 
 def offloading_figures(replicas: Sequence[Replica], table: pd.DataFrame, makespan_s: float) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def offloading_figures(replicas: Sequence[Replica], table: pd.DataFrame, makespa
     """
     first_s = float(table["arrival_s"].min())
     makespan = Makespan(round(first_s * NS), round((first_s + makespan_s) * NS))
-    counted = [_counted(replica, makespan) for replica in replicas if replica.transfers is not None]
+    counted = [_counted(replica, makespan) for replica in replicas if replica.copies is not None]
     if not counted:
         return {}
     totals = {name: sum(each.get(name, 0) for each in counted) for each in counted for name in each}
@@ -56,9 +56,10 @@ def _hits(table: pd.DataFrame, *, disk: bool) -> dict[str, Any]:
 
 def _counted(replica: Replica, makespan: Makespan) -> dict[str, Any]:
     """What one replica's tiers and transfers counted."""
-    offloading, transfers, disk = replica.scheduler.offloading, replica.transfers, replica.disk
+    offloading, copies = replica.scheduler.offloading, replica.copies
     assert offloading is not None
-    assert transfers is not None
+    assert copies is not None
+    transfers, disk = copies.transfers, copies.disk
     figures = {
         "host_blocks": offloading.host.room,
         "used_host_blocks": offloading.host.used,

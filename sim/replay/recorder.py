@@ -12,9 +12,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pagecast.sim.core.events import Event, run_length
-from pagecast.sim.core.plan import StepPlan
+from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.replay.kv_event_file import KvEventFile
+from pagecast.sim.replica.observer import Observer
 
 STEP_COLUMNS = (
     "step",
@@ -55,31 +57,38 @@ STATES = (State.FINISHED, State.CANCELLED, State.REJECTED)
 _FLUSH_ROWS = 1 << 16
 
 
-class Recorder:
+class Recorder(Observer):
     """Collects requests, steps and events of one replica.
 
-    `out`: a folder that gets `steps.parquet` and `events.parquet` in pieces while the replay goes on.
-    `keep_steps`: hold the steps in memory as well. Requests are always held, 128 bytes each.
+    `out`: a folder that gets `steps.parquet` in pieces while the replay goes on, and `events.parquet` and
+    `kv_events.jsonl` where `scheduler` has a log and a stream of KV events. `keep_steps`: hold the steps in
+    memory as well. Requests are always held, 128 bytes each.
     """
 
-    def __init__(self, *, keep_steps: bool = False, out: Path | None = None) -> None:
+    def __init__(
+        self, *, keep_steps: bool = False, out: Path | None = None, scheduler: Scheduler | None = None
+    ) -> None:
         self.peak_used_blocks = 0
         self.most_tokens = 0  # in one step
         self.most_requests = 0  # decoding at once
         self.step_count = 0
-        self.ended = 0
+        self.request_count = 0  # that have ended
         self.reasons: dict[int, str] = {}
         self._requests = array("q")
         self._steps = array("q")
         self._written = 0  # how much of it the file has, where both are kept
         self._keep = keep_steps
         self._step_file = _Rows(out / "steps.parquet", STEP_COLUMNS) if out else None
-        self._event_file = _Events(out / "events.parquet") if out else None
         self._notes_steps = keep_steps or out is not None
-        self.events: list[Event] | None = None  # the scheduler's log, emptied here
-        self.kv_events: KvEventFile | None = None
+        self._events = None if scheduler is None else scheduler.events  # emptied here
+        self._event_file: _Events | None = None
+        self._kv_events: KvEventFile | None = None
+        if out is not None and scheduler is not None:
+            self._event_file = _Events(out / "events.parquet")
+            if scheduler.log.kv is not None:
+                self._kv_events = KvEventFile(out / "kv_events.jsonl", scheduler.log.kv)
 
-    def step(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
+    def step(self, plan: StepPlan, outcome: Outcome, start_ns: int, end_ns: int) -> None:
         """Notes a step, or a fast-forwarded row of them, from its plan to the device's end."""
         used = plan.used_blocks
         if used > self.peak_used_blocks:
@@ -112,22 +121,22 @@ class Recorder:
             if self._step_file is not None:
                 self._write_away()
 
-    def held(self, blocks: int) -> None:
+    def stopped(self, used_blocks: int) -> None:
         """Notes the blocks that requests hold where the replica is lost."""
-        self.peak_used_blocks = max(self.peak_used_blocks, blocks)
+        self.peak_used_blocks = max(self.peak_used_blocks, used_blocks)
 
     def _write_away(self) -> None:
         """Writes steps and events to their files where there are many, and KV events."""
         if len(self._steps) - self._written >= _FLUSH_ROWS * len(STEP_COLUMNS):
             self._flush_steps()
-        if self.events is not None and len(self.events) >= _FLUSH_ROWS:
+        if self._events is not None and len(self._events) >= _FLUSH_ROWS:
             self._flush_events()
-        if self.kv_events is not None:
-            self.kv_events.flush()
+        if self._kv_events is not None:
+            self._kv_events.flush()
 
-    def request(self, request: Request) -> None:
+    def ended(self, request: Request, now: int) -> None:
         """Notes a request that has ended, whichever way."""
-        self.ended += 1
+        self.request_count += 1
         self._requests.extend(
             (
                 request.index,
@@ -173,8 +182,8 @@ class Recorder:
         if self._event_file is not None:
             self._flush_events()
             self._event_file.close()
-        if self.kv_events is not None:
-            self.kv_events.close()
+        if self._kv_events is not None:
+            self._kv_events.close()
 
     def _flush_steps(self) -> None:
         assert self._step_file is not None
@@ -187,9 +196,9 @@ class Recorder:
 
     def _flush_events(self) -> None:
         assert self._event_file is not None
-        if self.events:
-            self._event_file.write(self.events)
-            self.events.clear()
+        if self._events:
+            self._event_file.write(self._events)
+            self._events.clear()
 
 
 def request_frame(rows: npt.NDArray[np.int64]) -> pd.DataFrame:

@@ -19,7 +19,8 @@ from pagecast.sim.costs.calibration.draw import draw, scaled
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.note import Note
 from pagecast.sim.replay.cores import cores
-from pagecast.sim.replay.simulation import Result, replay
+from pagecast.sim.replay.result import Result
+from pagecast.sim.replay.simulation import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 from pagecast.traces.seeds import checked_seed

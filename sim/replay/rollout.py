@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.costs.step_costs import Batch, StepCosts
-from pagecast.sim.replay.clients import NS
+from pagecast.sim.costs.step_costs import Batch
+from pagecast.sim.replica.arrivals import NS
+from pagecast.sim.replica.spec import ReplicaSpec
 from pagecast.sim.scenario import Scenario
 
 _WINDOW_S = 10.0
@@ -103,14 +103,12 @@ def rollout_figures(
     }
 
 
-def peak_admission(
-    table: pd.DataFrame, limits: Limits, costs: StepCosts, most_requests: int
-) -> dict[str, float]:
+def peak_admission(table: pd.DataFrame, spec: ReplicaSpec, most_requests: int) -> dict[str, float]:
     """Uncached prompt tokens per second: what a replica can admit at its peak, and what was asked of it.
 
     Asked for: the uncached tokens that arrived in the busiest ten seconds (see `busiest_window`).
     """
-    return peak_figures(admission_rate(table, limits, costs, most_requests), busiest_window(table).rate)
+    return peak_figures(admission_rate(table, spec, most_requests), busiest_window(table).rate)
 
 
 def peak_figures(at_peak: float, asked: float) -> dict[str, float]:
@@ -118,7 +116,7 @@ def peak_figures(at_peak: float, asked: float) -> dict[str, float]:
     return {"uncached_tokens_per_s_at_peak": at_peak, "uncached_tokens_per_s_asked": asked}
 
 
-def admission_rate(table: pd.DataFrame, limits: Limits, costs: StepCosts, most_requests: int) -> float:
+def admission_rate(table: pd.DataFrame, spec: ReplicaSpec, most_requests: int) -> float:
     """Uncached prompt tokens per second that a replica can admit at its peak.
 
     It can compute what the token budget leaves in a step beside as many decoding requests as ran at most
@@ -128,6 +126,7 @@ def admission_rate(table: pd.DataFrame, limits: Limits, costs: StepCosts, most_r
     context = 0
     if len(admissions):
         context = int((admissions["input_tokens"] + admissions["output_tokens"] / 2).mean())
+    limits, costs = spec.limits, spec.costs
     requests = min(most_requests, limits.max_num_batched_tokens - 1)
     room = limits.max_num_batched_tokens - requests
     step_ns = costs.device_ns(Batch(requests, requests * context, context, ((room, 0),))) + costs.host_ns(

@@ -8,18 +8,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
-from pagecast.sim.core.tenants import Tenants
 from pagecast.sim.replay.metrics import Ints, prefix_hits
 from pagecast.traces.schema import Trace
-
-
-def with_accounts(limits: Limits, trace: Trace) -> Limits:
-    """The limits with tenants told apart, where the trace names some and the model can."""
-    if limits.tenants is not None or limits.groups or "tenant" not in trace.requests:
-        return limits
-    return replace(limits, tenants=Tenants())
 
 
 def merged(ledgers: Iterable[TenantLedger | None]) -> TenantLedger | None:

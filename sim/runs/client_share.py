@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass, replace
 
 from pagecast.sim.costs.calibration.draw import client_level
-from pagecast.sim.replay.simulation import Result
+from pagecast.sim.replay.result import Result
 
 
 @dataclass(frozen=True, slots=True)

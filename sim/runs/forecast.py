@@ -21,7 +21,8 @@ from pagecast.sim.machine.gpus import GIB
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.note import Note
 from pagecast.sim.replay.replicates import Progress, ReplayOf, Spread, Study, few_draws, replay_alone
-from pagecast.sim.replay.simulation import Result, replay
+from pagecast.sim.replay.result import Result
+from pagecast.sim.replay.simulation import replay
 from pagecast.sim.runs.bench_results import BenchResults
 from pagecast.sim.runs.block_count import BlockCount, block_count
 from pagecast.sim.runs.in_sample import in_sample

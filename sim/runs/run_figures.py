@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay.metrics import statistics
-from pagecast.sim.replay.simulation import Result
+from pagecast.sim.replay.result import Result
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import DecisionReplay
 

@@ -19,9 +19,9 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.pipeline import Pipeline
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
 from pagecast.sim.replay.feed import Feed
+from pagecast.sim.replica.scheduler_spec import SchedulerSpec, speculation_of
 from pagecast.sim.runs.external_events import Endings, ExternalEventKind, Outside, outside
 from pagecast.sim.runs.host_tier import host_tier_of
 from pagecast.sim.runs.kv_groups import recorded_groups
@@ -29,7 +29,6 @@ from pagecast.sim.runs.recorded import RecordedRun, Steps
 from pagecast.sim.runs.transfers import DISK, RecordedTransfer
 from pagecast.sim.speculation.config import SpeculativeConfig
 from pagecast.sim.speculation.recorded import RecordedDrafts
-from pagecast.sim.speculation.speculation import Speculation
 from pagecast.traces.schema import Trace
 
 USAGE_TOLERANCE = 1e-6
@@ -87,16 +86,16 @@ def limits_of(run: RecordedRun) -> Limits:
     )
 
 
-def speculation_of(run: RecordedRun, trace: Trace, limits: Limits) -> Speculation | None:
-    """The speculation of a recorded run; None where it had none.
-
-    Its method is in `config.speculative_config`; the trace has what was accepted. Errors: BadInput.
-    """
+def spec_of(run: RecordedRun, trace: Trace, profile: Profile) -> SchedulerSpec:
+    """A recorded run's scheduler, with the draft tokens that its trace has recorded. Errors: BadInput."""
     fields = run.meta.get("config", {}).get("speculative_config")
-    if not fields:
-        return None
-    config = SpeculativeConfig.make(fields, f"{run.folder}/meta.json: config: speculative_config")
-    return Speculation(config, ahead=limits.pipeline_depth > 0, recorded=RecordedDrafts.of(trace))
+    where = f"{run.folder}/meta.json: config: speculative_config"
+    return SchedulerSpec(
+        limits=limits_of(run),
+        rules=profile,
+        speculation=SpeculativeConfig.make(fields, where) if fields else None,
+        drafts=RecordedDrafts.of(trace),
+    )
 
 
 class DecisionReplay:
@@ -118,11 +117,10 @@ class DecisionReplay:
         if not len(run.requests):
             raise BadInput(f"{run.folder}: has no requests.csv.gz: a run of steady shapes can't be replayed")
         self.run = run
-        limits = limits_of(run)
         trace = run.trace("submitted")
-        self._speculation = speculation_of(run, trace, limits)
-        self.scheduler = Scheduler(limits, profile, log=log, kv_events=kv_events, drafter=self._speculation)
-        feed = Feed(trace, limits.block_size)
+        self.scheduler = spec_of(run, trace, profile).scheduler(log=log, kv_events=kv_events)
+        self._speculation = speculation_of(self.scheduler)
+        feed = Feed(trace, self.scheduler.limits.block_size)
         self.requests: list[Request] = [
             feed.request(row, arrival_ns) for row, arrival_ns in enumerate(run.arrival_ns.tolist())
         ]

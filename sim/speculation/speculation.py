@@ -17,7 +17,6 @@ import xxhash
 from pagecast.sim.core.plan import DONE, Outcome, StepPlan
 from pagecast.sim.core.request import Request
 from pagecast.sim.speculation.config import SpeculativeConfig
-from pagecast.sim.speculation.costs import DraftShape, SpeculationCosts
 from pagecast.sim.speculation.recorded import RecordedDrafts
 
 _PLACE = Struct("<qqqb").pack
@@ -27,8 +26,7 @@ _RIGHT, _MATCH = 0, 1  # what a draw decides
 class Speculation:
     """A `Drafter` with draft tokens as `config` says, drawn with `seed`, or as a trace has recorded them.
 
-    `ahead`: the scheduler plans ahead, and leaves room for all draft tokens before it knows them. `costs` are
-    needed to time steps.
+    `ahead`: the scheduler plans ahead, and leaves room for all draft tokens before it knows them.
     """
 
     def __init__(
@@ -38,13 +36,11 @@ class Speculation:
         seed: int = 0,
         ahead: bool = False,
         recorded: RecordedDrafts | None = None,
-        costs: SpeculationCosts | None = None,
     ) -> None:
         self.config = config
         self.lookahead = config.lookahead
         self.reserved = config.reserved
         self.recomputes_block = config.recomputes_block
-        self.costs = costs
         self.drafts = 0  # times a request had draft tokens verified
         self.draft_tokens = 0  # draft tokens that were verified
         self.accepted = [0] * config.num_speculative_tokens  # of these the accepted ones, by position
@@ -85,14 +81,13 @@ class Speculation:
                     self.accepted[position] += 1
         return Outcome(accepted=tuple(accepted)) if accepted else DONE
 
-    def device_ns(self, shape: DraftShape, after: int) -> int:
-        """Device time of a step, drafting included. `after`: see `Batch`."""
-        assert self.costs is not None
-        return self.costs.device_ns(shape, after)
-
     def ended(self, request: Request) -> None:
         """Takes note that a request has no more outputs."""
         self._latest.pop(request.index, None)
+
+    def forget_times(self) -> None:
+        """Forgets the times between outputs, where nobody will ask for them: memory stays bounded."""
+        del self._gaps[:]
 
     def gaps_s(self) -> npt.NDArray[np.float64]:
         """Seconds between outputs of a request, of one or more tokens each (inter-token latency)."""

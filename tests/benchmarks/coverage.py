@@ -24,7 +24,8 @@ from accuracy_roles import JUDGE, JUDGE_MEASURED, folder_of, host_time_factor
 from pagecast.sim.costs.measured.costs import MeasuredCosts
 from pagecast.sim.costs.measured.spread import MeasuredSpread
 from pagecast.sim.replay.replicates import ChangeCosts
-from pagecast.sim.replay.simulation import Result, replay
+from pagecast.sim.replay.result import Result
+from pagecast.sim.replay.simulation import replay
 from pagecast.sim.runs.forecast import Forecast, forecast, forecast_results
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.scenario import Scenario

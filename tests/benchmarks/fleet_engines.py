@@ -29,7 +29,8 @@ from pagecast.sim.fleet.routers.registry import make
 from pagecast.sim.fleet.settings import FleetSettings, ReplicaGroup, RouterSettings
 from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.fleet.view import View
-from pagecast.sim.replay.clients import NS, Arrivals
+from pagecast.sim.replay.clients import Arrivals
+from pagecast.sim.replica.arrivals import NS
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.traces.schema import Trace
 from recorded_engines import (

@@ -25,7 +25,8 @@ from typing import Any
 import pandas as pd
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
-from pagecast.sim.replay.clients import NS, Arrivals
+from pagecast.sim.replay.clients import Arrivals
+from pagecast.sim.replica.arrivals import NS
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.traces.schema import Trace
 from recorded_engines import (

@@ -13,7 +13,7 @@ from pagecast.engine.engine import Engine
 from pagecast.engine.handoff import Arrival, Exporter, Importer, Parcel
 from pagecast.engine.sequence import Sequence
 from pagecast.sim.core.request import State
-from pagecast.sim.replay.clients import NS
+from pagecast.sim.replica.arrivals import NS
 from pagecast.traces.schema import Trace
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from pagecast.engine.serve import TraceServer
-from pagecast.sim.replay.clients import NEVER_NS
+from pagecast.sim.replica.arrivals import NEVER_NS
 from pagecast.sim.runs.recorded import RecordedRun
 
 _POLL_NS = 300_000

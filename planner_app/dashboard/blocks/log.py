@@ -12,16 +12,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-import simpy
 from pagecast.planner_app.wording.kv_groups import group_and_blocks
 from pagecast.sim.core.engines.sglang.memory import RadixMemory
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import Event, EventKind, run_length
+from pagecast.sim.core.plan import Outcome, StepPlan
+from pagecast.sim.core.request import Request
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.recorder import Recorder
-from pagecast.sim.replay.replica import Replica
-from pagecast.sim.replay.set_up import set_up
+from pagecast.sim.replay.served import alone
+from pagecast.sim.replica.observer import Observer
+from pagecast.sim.replica.spec import ReplicaSpec
+from pagecast.sim.replica.workload import TraceWorkload
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
@@ -29,6 +32,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 NOBODY = -1
 _COLUMNS = 5  # of a row: step, kind, request, first block, group
+_TOLD_EVERY = 20  # requests, of the progress
 _SHOWN_BLOCKS, _MOST_BLOCKS = 60, 2048  # of a line of the log: characters for block numbers, blocks looked at
 
 
@@ -97,7 +101,7 @@ def _blocks(blocks: Ints) -> str:
 
 
 @dataclass
-class Collector:
+class Collector(Observer):
     """Empties a scheduler's log into columns. `number` gives a request's number from its id.
 
     `take` must be called before blocks that a cancellation freed are given out again, to know which of
@@ -110,6 +114,10 @@ class Collector:
     _blocks: array[int] = field(default_factory=lambda: array("i"))
     _detail: dict[int, str] = field(default_factory=dict)
     _findable: set[int] = field(default_factory=set)  # what the log so far says can be found
+
+    def step(self, plan: StepPlan, outcome: Outcome, start_ns: int, end_ns: int) -> None:
+        """Notes what has happened up to the end of a step."""
+        self.take()
 
     def take(self) -> None:
         """Notes what has happened since the last call."""
@@ -181,35 +189,36 @@ def record(
 
     Errors: BadInput for a scenario that can't be used.
     """
-    costs = scenario.step_costs()
-    scheduler, feed, speculation, _ = set_up(trace, scenario, costs, log=True)
+    spec = ReplicaSpec.of(scenario, TraceWorkload(trace))
+    scheduler = spec.scheduler(log=True)
     if isinstance(scheduler.memory, RadixMemory):
         raise BadInput(
             f"the profile {scenario.profile} keeps a radix tree, whose pages have no numbers, so there is "
             "no map of blocks; choose another profile"
         )
     collector, recorder = Collector(scheduler, int), Recorder(keep_steps=True)
-    env = simpy.Environment()
-
-    def after_step() -> None:
-        collector.take()
-        if progress is not None and not recorder.step_count % 500:
-            progress((recorder.ended, len(trace), "requests replayed"))
-
-    Replica(
-        env,
-        scheduler,
-        costs,
-        Arrivals(trace),
-        feed,
-        recorder,
-        after_step=after_step,
-        speculation=speculation,
-        links=scenario.host_links(costs),
-    )
-    env.run()
+    served = alone(trace, spec, Arrivals(trace), recorder, scheduler)
+    served.replica.observe(collector)
+    if progress is not None:
+        served.replica.observe(_Progress(len(trace), progress))
+    served.replica.env.run()
     collector.take()
     return collector.log(_clock(recorder))
+
+
+class _Progress(Observer):
+    """Tells now and then how many of `most` requests have ended."""
+
+    def __init__(self, most: int, tell: Callable[[tuple[int, int, str]], None]) -> None:
+        self._ended = 0
+        self._most = most
+        self._tell = tell
+
+    def ended(self, request: Request, now: int) -> None:
+        """Counts a request."""
+        self._ended += 1
+        if not self._ended % _TOLD_EVERY:
+            self._tell((self._ended, self._most, "requests replayed"))
 
 
 def _clock(recorder: Recorder) -> Callable[[Ints], Floats]:

@@ -17,7 +17,7 @@ from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.plan import DONE, Outcome
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.replica.scheduler_spec import SchedulerSpec
 
 TEXTS = ("", "T", "U", "V")  # what prompts may begin with; "": a text of their own
 MOST_ACTIONS = 300
@@ -108,8 +108,8 @@ class Sandbox:
     message: str = ""  # what came of the last action, where that is not plain to see
 
     def __post_init__(self) -> None:
-        limits = self.setting.limits()
-        self.scheduler = Scheduler(limits, find_profile(self.setting.profile), log=True)
+        spec = SchedulerSpec(limits=self.setting.limits(), rules=find_profile(self.setting.profile))
+        self.scheduler = spec.scheduler(log=True)
         self._numbers: dict[str, int] = {}
         self._collector = Collector(self.scheduler, self._numbers.__getitem__)
 

@@ -20,7 +20,8 @@ import numpy as np
 from pagecast.planner_app.planner.slo import Latency, Slo
 from pagecast.sim.costs.step_costs import Batch, StepCosts
 from pagecast.sim.replay.clients import Chains
-from pagecast.sim.replay.windows import blocks_per_block
+from pagecast.sim.replica.windows import blocks_per_block
+from pagecast.sim.replica.workload import TraceWorkload
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.hits import hits
 from pagecast.traces.operations import select
@@ -122,7 +123,7 @@ def envelope(
     """The static envelope of a trace on a server. Errors: BadInput where no KV block fits."""
     size = scenario.block_size
     scenario.limits()
-    pool = max(int(scenario.blocks() / blocks_per_block(trace, scenario)), 1)
+    pool = max(int(scenario.blocks() / blocks_per_block(TraceWorkload(trace), scenario)), 1)
     blocks = blocks_in_use(trace, size)
     caching = scenario.enable_prefix_caching
     reused = hits(trace, (pool,), size).capacity[pool] if caching else 0.0

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from pagecast.planner_app.planner.capacity.users import Load, LoadReplay, long_s, period, repeated
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay import replay
-from pagecast.sim.replay.clients import NS, Arrivals
+from pagecast.sim.replay.clients import Arrivals
+from pagecast.sim.replica.arrivals import NS
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import scale
 from pagecast.traces.schema import Trace

@@ -51,7 +51,8 @@ from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay.notes import idle_note, memory_notes
 from pagecast.sim.replay.replicates import Workload
 from pagecast.sim.replay.resample import resample
-from pagecast.sim.replay.windows import blocks_per_block
+from pagecast.sim.replica.windows import blocks_per_block
+from pagecast.sim.replica.workload import TraceWorkload
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace, nominal_arrival_s
 
@@ -434,7 +435,7 @@ def _agreeing(short: LoadSearch, long: LoadSearch) -> tuple[LoadTrial, ...]:
 
 def _rejected(trace: Trace, scenario: Scenario) -> int:
     """How many requests are rejected at any load. Errors: BadInput where all are."""
-    limits = scenario.limits(blocks_per_block(trace, scenario))
+    limits = scenario.limits(blocks_per_block(TraceWorkload(trace), scenario))
     prompt, output = trace.integers("input_tokens").tolist(), trace.integers("output_tokens").tolist()
     reasons = [why for why in map(limits.refusal, prompt, output) if why]
     if len(reasons) == len(trace):

@@ -127,6 +127,12 @@ class ScaledCosts:
         """The error of the costs that are scaled."""
         return self._costs.expected_error()
 
+    def outside(
+        self, longest_context: int, most_tokens: int, most_requests: int, block_size: int
+    ) -> str | None:
+        """The note of the costs that are scaled."""
+        return self._costs.outside(longest_context, most_tokens, most_requests, block_size)
+
 
 def draw(costs: StepCosts, index: int, seed: int = 0) -> StepCosts:
     """Draw number `index` of any costs."""

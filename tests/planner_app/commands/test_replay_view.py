@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pagecast.planner_app.commands.replay_view import show
 from pagecast.sim.replay import replay
-from pagecast.sim.replay.simulation import Result
+from pagecast.sim.replay.result import Result
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 

@@ -26,13 +26,15 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventKind
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import Scope
+from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import State
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
-from pagecast.sim.replay.recorder import Recorder
-from pagecast.sim.replay.replica import Replica
-from pagecast.sim.replay.set_up import set_up
+from pagecast.sim.replica.observer import Observer
+from pagecast.sim.replica.replica import Replica
+from pagecast.sim.replica.spec import ReplicaSpec
+from pagecast.sim.replica.workload import TraceWorkload
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Spans, Trace, table
 
@@ -280,25 +282,19 @@ def test_a_replays_pictures_are_the_cores_state_cancellations_and_all(rules):
 
 def pictures_equal_the_core(scenario: Scenario, trace: Trace, least_steps: int) -> set[str]:
     """Replays, compares every seventh step's picture with the core, and returns the kinds of events."""
-    scheduler, feed, speculation, _ = set_up(trace, scenario, scenario.step_costs(), log=True)
+    spec = ReplicaSpec.of(scenario, TraceWorkload(trace))
+    scheduler = spec.scheduler(log=True)
     collector, env, steps = Collector(scheduler, int), simpy.Environment(), count()
 
-    def after_step() -> None:
-        collector.take()
-        if not next(steps) % 7:
-            shown = frames(collector.log())
-            assert_picture(shown.picture(len(shown) - 1), scheduler)
+    class Looking(Observer):
+        def step(self, plan: StepPlan, outcome: Outcome, start_ns: int, end_ns: int) -> None:
+            collector.take()
+            if not next(steps) % 7:
+                shown = frames(collector.log())
+                assert_picture(shown.picture(len(shown) - 1), scheduler)
 
-    Replica(
-        env,
-        scheduler,
-        scenario.step_costs(),
-        Arrivals(trace),
-        feed,
-        Recorder(),
-        after_step=after_step,
-        speculation=speculation,
-    )
+    feed = Feed(trace, spec.limits.block_size, scenario)
+    Replica(env, spec, Arrivals(trace), feed, [Looking()], scheduler=scheduler)
     env.run()
     assert next(steps) > least_steps
     log = collector.log()

@@ -24,7 +24,9 @@ from pagecast.sim.costs.roofline import Roofline
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
-from pagecast.sim.replay.replica import Replica
+from pagecast.sim.replica.replica import Replica
+from pagecast.sim.replica.spec import ReplicaSpec
+from pagecast.sim.replica.workload import TraceWorkload
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 from pandas import DataFrame
@@ -373,13 +375,13 @@ def probed(
         async_scheduling=pipelined,
         costs="roofline",
     )
-    s = Scheduler(scenario.limits())
+    spec = ReplicaSpec.of(scenario, TraceWorkload(trace))
+    assert isinstance(spec.costs, Roofline)
     env = simpy.Environment()
     recorder = Recorder()
-    feed = Feed(trace, s.limits.block_size)
-    costs = scenario.step_costs()
-    assert isinstance(costs, Roofline)
-    replica = Replica(env, s, costs, Arrivals(trace), feed, recorder, fast_forward=fast_forward)
+    feed = Feed(trace, spec.limits.block_size)
+    replica = Replica(env, spec, Arrivals(trace), feed, [recorder], fast_forward=fast_forward)
+    s = replica.scheduler
     seen = []
 
     def probe() -> Iterator[simpy.Event]:

@@ -31,7 +31,9 @@ from pagecast.sim.costs.roofline import Roofline
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
-from pagecast.sim.replay.replica import Replica
+from pagecast.sim.replica.replica import Replica
+from pagecast.sim.replica.spec import ReplicaSpec
+from pagecast.sim.replica.workload import TraceWorkload
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 from pandas import DataFrame
@@ -293,14 +295,13 @@ def probed(
 ) -> tuple[DataFrame, list[tuple[int, int]]]:
     """A replay's requests, and the occupancy and running requests that a probe read at these times."""
     scenario = Scenario(num_gpu_blocks=blocks, max_num_seqs=8, async_scheduling=pipelined, costs="roofline")
-    limits = scenario.limits()
-    s = Scheduler(limits, VLLM)
+    spec = ReplicaSpec.of(scenario, TraceWorkload(trace))
+    assert isinstance(spec.costs, Roofline)
     env = simpy.Environment()
     recorder = Recorder()
-    feed = Feed(trace, limits.block_size)
-    costs = scenario.step_costs()
-    assert isinstance(costs, Roofline)
-    replica = Replica(env, s, costs, Arrivals(trace), feed, recorder, fast_forward=fast_forward)
+    feed = Feed(trace, spec.limits.block_size)
+    replica = Replica(env, spec, Arrivals(trace), feed, [recorder], fast_forward=fast_forward)
+    s = replica.scheduler
     seen = []
 
     def probe() -> Iterator[simpy.Event]:

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pagecast.planner_app.wording.note_sentences import sentences
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.costs.step_costs import DecodeLine
 from pagecast.sim.fleet.gauges import Scrape
 from pagecast.sim.fleet.routers.registry import KINDS
@@ -21,8 +20,9 @@ from pagecast.sim.replay import replay
 from pagecast.sim.replay.clients import Arrivals, ClosedLoop
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
-from pagecast.sim.replay.replica import Replica
-from pagecast.sim.replay.set_up import set_up
+from pagecast.sim.replica.replica import Replica
+from pagecast.sim.replica.spec import ReplicaSpec
+from pagecast.sim.replica.workload import TraceWorkload
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 from pagecast.traces.schema import Spans, Trace
@@ -56,6 +56,9 @@ class Even:
 
     def expected_error(self):
         return "none: made up"
+
+    def outside(self, *largest):
+        return None
 
 
 REQUESTS = st.lists(
@@ -277,11 +280,9 @@ def test_a_scrape_reads_what_a_look_at_its_time_would(rows, fields, period_ms):
 
     def seen(fast_forward, every):
         env = simpy.Environment()
-        scheduler = Scheduler(scenario.limits())
+        spec = ReplicaSpec.of(scenario, TraceWorkload(trace), Even())
         feed = Feed(trace, scenario.block_size)
-        replica = Replica(
-            env, scheduler, Even(), Arrivals(trace), feed, Recorder(), fast_forward=fast_forward
-        )
+        replica = Replica(env, spec, Arrivals(trace), feed, fast_forward=fast_forward)
         scrape = Scrape(replica, period)
         found = {}
 
@@ -443,13 +444,12 @@ def test_gauges_within_a_stretch_count_the_blocks_that_leave_windows(fields, dep
     """Gauges are those of a replica that goes step by step, and reading them changes nothing."""
     trace = windowed([(0.0, 1000, 300), (0.0, 1000, 400), (0.3, 300, 500), (0.9, 2100, 90)])
     scenario = Scenario(num_gpu_blocks=2500, costs="roofline", async_scheduling=depth, **fields)
-    costs = scenario.step_costs()
 
     def seen(fast_forward, every):
         env = simpy.Environment()
-        scheduler, feed, _, _ = set_up(trace, scenario, costs)
-        recorder = Recorder()
-        replica = Replica(env, scheduler, costs, Arrivals(trace), feed, recorder, fast_forward=fast_forward)
+        spec = ReplicaSpec.of(scenario, TraceWorkload(trace))
+        feed, recorder = Feed(trace, spec.limits.block_size), Recorder()
+        replica = Replica(env, spec, Arrivals(trace), feed, [recorder], fast_forward=fast_forward)
         used = []
 
         def look():

@@ -9,7 +9,7 @@ from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.replay import replay
 from pagecast.sim.replay.notes import most_blocks
-from pagecast.sim.replay.windows import bytes_per_sequence
+from pagecast.sim.replay.sequence_bytes import bytes_per_sequence
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 

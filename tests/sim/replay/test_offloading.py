@@ -13,8 +13,8 @@ from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.machine.host_link import LinkSpec
 from pagecast.sim.replay import replay
-from pagecast.sim.replay.links import Link, Makespan
-from pagecast.sim.replay.replica import UNREADABLE
+from pagecast.sim.replica.links import Link, Makespan
+from pagecast.sim.replica.replica import UNREADABLE
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 from pagecast.traces.schema import Spans, Trace

@@ -11,7 +11,8 @@ from pagecast.planner_app.planner.served import RequestCounts
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.tune.setting import Tuning
 from pagecast.sim.replay import replay
-from pagecast.sim.replay.clients import NS, ClosedLoop
+from pagecast.sim.replay.clients import ClosedLoop
+from pagecast.sim.replica.arrivals import NS
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace, table
 

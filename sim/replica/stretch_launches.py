@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from pagecast.sim.costs.step_costs import DecodeLine
-from pagecast.sim.replay.clients import NEVER_NS
-from pagecast.sim.replay.transfers import Ended, Transfers
+from pagecast.sim.replica.arrivals import NEVER_NS
+from pagecast.sim.replica.transfers import Ended, Transfers
 
 _TRIED_FIRST = 3  # places: a transfer seldom takes longer
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from pagecast.sim.core.tiers.disk import Disk
 from pagecast.sim.machine.host_link import DiskLinks
-from pagecast.sim.replay.links import Link, Makespan
+from pagecast.sim.replica.links import Link, Makespan
+from pagecast.sim.replica.transfers import Ended
 
 
 class DiskTransfers:
@@ -38,15 +39,18 @@ class DiskTransfers:
                 end, fails = link.submit(now, job.moved * self._block_bytes, job.number)
             heappush(self._under_way, (end, job.number, fails))
 
-    def advance(self, now: int) -> list[tuple[int, bool]]:
-        """Tells the scheduler what has ended by now. Returns the jobs, in order, and whether each failed."""
+    def advance(self, now: int) -> Ended | None:
+        """Tells the scheduler what has ended by now. Returns the jobs; None where there are none."""
         under_way = self._under_way
-        ended = []
+        done: list[int] = []
+        lost: list[int] = []
         while under_way and under_way[0][0] <= now:
             _, number, fails = heappop(under_way)
             self.disk.end(number, lost=fails)
-            ended.append((number, fails))
-        return ended
+            done.append(number)
+            if fails:
+                lost.append(number)
+        return Ended(tuple(done), tuple(lost)) if done else None
 
     def figures(self, makespan: Makespan) -> dict[str, Any]:
         """Bytes moved, and the share of the makespan that each direction was busy."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pagecast.sim.core.plan import StepPlan, Transfer
 from pagecast.sim.machine.host_link import HostLinks
-from pagecast.sim.replay.links import Link, Makespan
+from pagecast.sim.replica.links import Link, Makespan
 
 
 class Ended(NamedTuple):
