@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from pagecast.sim.core.errors import PagecastError
     from pagecast.sim.fleet.settings import FleetSettings, ReplicaGroup, RouterSettings
     from pagecast.sim.fleet.simulation import FleetResult, replay_fleet
-    from pagecast.sim.replay.simulation import Result, replay
+    from pagecast.sim.replay.result import Result
+    from pagecast.sim.replay.simulation import replay
     from pagecast.sim.scenario import Scenario
     from pagecast.traces.read import read
     from pagecast.traces.schema import Trace
@@ -25,7 +26,7 @@ _MODULES = {
     "FleetSettings": "sim.fleet.settings",
     "PagecastError": "sim.core.errors",
     "ReplicaGroup": "sim.fleet.settings",
-    "Result": "sim.replay.simulation",
+    "Result": "sim.replay.result",
     "RouterSettings": "sim.fleet.settings",
     "Scenario": "sim.scenario",
     "Trace": "traces.schema",
