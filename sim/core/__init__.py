@@ -13,8 +13,8 @@ the plans of that loop that are in flight:
     step.py        one step in the making: what rules may call, and `seal`, which makes the plan
     lifecycle.py   the states of a request, and all that changes from one to the next
     queue.py, forks.py, running.py, decoders.py    the requests that wait; those that run, by what they do
-    stride.py      stretches: many decode steps planned as one while nothing has to be decided
-    hybrid_stride.py, turns.py, common_turns.py, group_spec.py    models whose layers keep different tokens
+    stretch/       many decode steps planned as one while nothing has to be decided, and the words for it
+    parts.py, group_spec.py    what a profile makes; what the layers of a model keep
     intake.py, retention.py, tenants.py    who is rejected on arrival, how long blocks are kept, who shares
     tiers/, tier_spec.py, swap_space.py    host memory and a disk below the device, and swapped requests
     handoff.py     prompts computed on one replica and decoded on another

@@ -26,10 +26,11 @@ class Decoders:
         self.explicit = 0  # how many have one key per block (token ids)
         buckets: list[dict[Request, None]] = [{} for _ in range(block_size)]
         self._buckets = buckets + buckets  # twice in a row: a slice goes round
+        # Sums over all requests follow from these in O(1): at tick t their contexts are t - lag each.
         self._lag_sum = 0
-        self._least_lag: int | None = None
+        self._least_lag: int | None = None  # None: its request has left, look again when asked
         self._ends: dict[int, list[Request]] = {}
-        self._end_ticks: list[int] = []
+        self._end_ticks: list[int] = []  # a heap; those at which nobody ends any more are dropped at its top
         self._snapshot: tuple[Request, ...] | None = ()
 
     # ---- membership
@@ -61,6 +62,7 @@ class Decoders:
         request.lag += 1
         request.last_tick += 1
         self._place(request)
+        # It came last into its new bucket, but whoever was admitted first takes a block first.
         bucket = self._buckets[request.lag % self.block_size]
         ordered = sorted(bucket, key=admission_order)
         bucket.clear()
@@ -165,6 +167,7 @@ class Decoders:
 
     def ticks_within(self, tick: int, crossings: int) -> int:
         """How many ticks from `tick` on have at most `crossings` block boundaries together."""
+        # In as many ticks as a block has tokens each request begins one block: whole rounds need no search.
         size = self.block_size
         rounds, remaining = divmod(crossings, self.count)
         ticks = rounds * size

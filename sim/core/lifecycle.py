@@ -263,12 +263,7 @@ class Lifecycle:
             return
         request.state = State.DECODE
         self.memory.generate(request)
-        request.lag = running.tick - known_tokens
-        request.last_tick = running.tick + ticks - 1
-        if running.parked or running.decoders.count >= self.limits.max_num_seqs:
-            running.parked[request] = None
-        else:
-            running.decoders.add(request)
+        running.begin_decode(request, ticks, self.limits.max_num_seqs)
 
     def await_tokens(self, plan: StepPlan) -> None:
         """Counts the tokens that a plan may yield to requests that speculate (`Request.in_flight_tokens`).
@@ -284,17 +279,6 @@ class Lifecycle:
                 request.in_flight_tokens += 1 + chunk.drafts
                 if ahead:
                     request.drafts = self.drafter.draft(request, len(plan.chunks))
-
-    def unpark(self) -> None:
-        """Lets parked requests decode where the batch has room again; ticks they missed add to their lag."""
-        running = self.running
-        while running.parked and running.decoders.count < self.limits.max_num_seqs:
-            request = next(iter(running.parked))
-            del running.parked[request]
-            delay = running.tick - request.lag - request.known_tokens
-            request.lag += delay
-            request.last_tick += delay
-            running.decoders.add(request)
 
     def drain(self, requests: list[Request], last_step: int) -> None:
         """Moves decoding requests on whose last token is planned: they end with that step's commit."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.rules.rules import Mix
 from pagecast.sim.core.step import Step
-from pagecast.sim.core.stride import Stride
+from pagecast.sim.core.stretch.stride import Stride
 
 
 class Parts(NamedTuple):

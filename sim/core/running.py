@@ -102,6 +102,25 @@ class Running:
             return self.committed(request) + 1 - request.prompt_tokens
         return request.known_tokens - request.prompt_tokens
 
+    def begin_decode(self, request: Request, ticks: int, most: int) -> None:
+        """Lets a request decode for `ticks` ticks from now on. At most `most` decode: others are parked."""
+        request.lag = self.tick - request.known_tokens
+        request.last_tick = self.tick + ticks - 1
+        if self.parked or self.decoders.count >= most:
+            self.parked[request] = None
+        else:
+            self.decoders.add(request)
+
+    def unpark(self, most: int) -> None:
+        """Lets parked requests decode where the batch has room again; ticks they missed add to their lag."""
+        while self.parked and self.decoders.count < most:
+            request = next(iter(self.parked))
+            del self.parked[request]
+            delay = self.tick - request.lag - request.known_tokens
+            request.lag += delay
+            request.last_tick += delay
+            self.decoders.add(request)
+
     def remove(self, request: Request) -> None:
         """Takes a request out of what it does and notes how far it is."""
         self.requests.pop(request, None)

@@ -11,7 +11,7 @@ from functools import partial
 
 from pagecast.sim.core.plan import StepPlan
 from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.core.stride import Stride
+from pagecast.sim.core.stretch.stride import Stride
 from pagecast.sim.costs.step_costs import Batch, DecodeLine, StepCosts
 from pagecast.sim.replica.spec import ReplicaSpec
 from pagecast.sim.replica.stretch_launches import StretchLaunches

@@ -21,7 +21,7 @@ from pagecast.sim.core.pipeline import Pipeline
 from pagecast.sim.core.plan import DONE
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.core.stride import Stride
+from pagecast.sim.core.stretch.stride import Stride
 from pagecast.sim.replica.arrivals import NEVER_NS, ArrivalSource, RequestSource
 from pagecast.sim.replica.clock import FlightTimes, StepClock
 from pagecast.sim.replica.copies import Copies

@@ -26,7 +26,7 @@ from pagecast.sim.core.rules.order import ByPriority, FirstComeFirstServed
 from pagecast.sim.core.rules.rules import MakeAdmission, MakeVictim, Mix
 from pagecast.sim.core.running import Running
 from pagecast.sim.core.step import Step
-from pagecast.sim.core.stride import Stride
+from pagecast.sim.core.stretch.stride import Stride
 from pagecast.sim.core.tiers.offloading import Offloading
 
 

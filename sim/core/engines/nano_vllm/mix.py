@@ -30,7 +30,7 @@ class NanoVllmMix:
         """
         self._prefill(step, memory, queue)
         if not step.chunks:
-            step.lifecycle.unpark()
+            step.running.unpark(step.limits.max_num_seqs)
             while not step.decode_all():
                 step.failed_allocations += 1
                 step.preempt(self.victim.choose(step, memory, queue))

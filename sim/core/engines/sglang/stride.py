@@ -6,7 +6,7 @@ from pagecast.sim.core.engines.sglang.memory import RadixMemory
 from pagecast.sim.core.engines.sglang.mix import SglangMix
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.step import Step
-from pagecast.sim.core.stride import Stride
+from pagecast.sim.core.stretch.stride import Stride
 
 
 class RadixStride(Stride):
@@ -34,18 +34,7 @@ class RadixStride(Stride):
         self.context, self.longest = decoders.contexts(tick)
         return self._radix.quiet(decoders, tick, count, decoders.quiet(tick))
 
-    def settle(self) -> None:
-        """Does what the open stretch planned: its pages are taken, its requests are that much further."""
-        plan = self.open
-        if plan is None:
-            return
-        self.open = None
-        running = self._running
-        lifecycle = self._lifecycle
+    def _apply(self, steps: int) -> None:
+        """Takes the pages of the open stretch."""
         self._radix.take(self._crossings)
-        self._mix.ratio.decode(plan.steps)
-        running.tick += plan.steps
-        lifecycle.log.step += plan.steps
-        at_end = running.decoders.pop_ended(running.tick - 1)
-        if at_end:
-            lifecycle.drain(at_end, plan.last)
+        self._mix.ratio.decode(steps)

@@ -9,7 +9,6 @@ Source: vllm/v1/core/kv_cache_manager.py, `KVCacheManager.allocate_slots` (0.24)
 
 from __future__ import annotations
 
-from pagecast.sim.core.common_turns import CommonTurns, are_common
 from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.engines.vllm.mix import VllmMix, enough_for_all
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
@@ -18,7 +17,8 @@ from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.rules import Admission, Victim
 from pagecast.sim.core.step import Step
-from pagecast.sim.core.turns import due, publish_known, take_turn
+from pagecast.sim.core.stretch.common_turns import CommonTurns, are_common
+from pagecast.sim.core.stretch.turns import due, publish_known, take_turn
 
 
 class VllmHybridMix(VllmMix):

@@ -11,7 +11,6 @@ from pagecast.sim.core.engines.vllm.hybrid import VllmHybridMix
 from pagecast.sim.core.engines.vllm.mix import VllmMix
 from pagecast.sim.core.engines.vllm.offloading import VllmHybridOffloadingMix, VllmOffloadingMix
 from pagecast.sim.core.events import EventLog
-from pagecast.sim.core.hybrid_stride import HybridStride
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.memory import OffloadableMemory
@@ -21,6 +20,7 @@ from pagecast.sim.core.rules.rules import Admission, MakeAdmission, MakeVictim, 
 from pagecast.sim.core.rules.victim import LeastUrgent, Newest
 from pagecast.sim.core.running import Running
 from pagecast.sim.core.step import Step
+from pagecast.sim.core.stretch.hybrid import HybridStride
 from pagecast.sim.core.tiers.offloading import Offloading
 from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
 

@@ -7,12 +7,12 @@ a log is kept, a stretch is settled step by step.
 
 from __future__ import annotations
 
-from pagecast.sim.core.common_turns import CommonTurns, are_common
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.step import Step
-from pagecast.sim.core.stride import Stride
-from pagecast.sim.core.turns import due, publish_known, take_turn
+from pagecast.sim.core.stretch.common_turns import CommonTurns, are_common
+from pagecast.sim.core.stretch.stride import Stride
+from pagecast.sim.core.stretch.turns import due, publish_known, take_turn
 
 
 class HybridStride(Stride):
@@ -51,31 +51,20 @@ class HybridStride(Stride):
         turns.note(steps, self.longest)
         return turns.added
 
-    def settle(self) -> None:
-        """Does what the open stretch planned."""
-        plan = self.open
-        if plan is None:
-            return
-        self.open = None
-        running = self._running
-        lifecycle = self._lifecycle
-        step = lifecycle.log.step + plan.steps
-        if are_common(running, self._hybrid):
+    def _apply(self, steps: int) -> None:
+        """Takes, gives back and publishes the blocks of the open stretch."""
+        if are_common(self._running, self._hybrid):
             # What leaves may have to be published before, as far as it is filled after all steps.
-            running.tick += plan.steps
+            self._running.tick += steps
             self._turns.take()
         else:
-            self._settle_in_turn(plan.steps)
-        lifecycle.log.step = step
-        at_end = running.decoders.pop_ended(running.tick - 1)
-        if at_end:
-            lifecycle.drain(at_end, plan.last)
+            self._apply_in_turn(steps)
 
-    def _settle_in_turn(self, steps: int) -> None:
+    def _apply_in_turn(self, steps: int) -> None:
         """Does what a stretch planned, each request in its turn."""
         running = self._running
         memory = self._hybrid
-        log = self._lifecycle.log
+        log = self._log
         first = running.tick
         step = log.step
         publish_known(running, memory)
@@ -90,4 +79,3 @@ class HybridStride(Stride):
                 computed = tick - request.lag
                 memory.leave(request, computed)
                 take_turn(running, memory, request, computed)
-        running.tick = first + steps

@@ -1,4 +1,4 @@
-"""Stride: many decode steps planned as one, while nobody has anything to decide.
+"""Stride: plans and applies stretches.
 
 Such a plan is a stretch. In each of its steps the same requests decode one token each, and nobody is
 admitted or preempted; requests may end with its last step. Each part of the scheduler says for how many
@@ -25,6 +25,9 @@ from pagecast.sim.core.step import Step
 
 class Stride:
     """Plans stretches of decode steps. `open` is the stretch whose blocks are still to be taken.
+
+    A variant has its own `quiet`, `_blocks_added` and `_apply`: when nothing has to be decided, which blocks
+    a stretch takes, and taking them.
 
     `quiet` sets `count`, `context` and `longest`: the requests of the next decode step, the tokens of
     context of all of them, and of the longest.
@@ -111,24 +114,33 @@ class Stride:
             return
         self.open = None
         running = self._running
-        decoders = running.decoders
         log = self._log
-        steps = plan.steps
-        if decoders.explicit or log.events is not None:
+        tick = running.tick + plan.steps
+        step = log.step + plan.steps
+        self._apply(plan.steps)
+        # Set, not counted up: where steps are applied one by one the clocks went along.
+        running.tick = tick
+        log.step = step
+        at_end = running.decoders.pop_ended(tick - 1)
+        if at_end:
+            self._lifecycle.drain(at_end, step - 1)
+
+    def _apply(self, steps: int) -> None:
+        """Takes and publishes the blocks of the open stretch. `settle` sets the clocks afterwards."""
+        running = self._running
+        if running.decoders.explicit or self._log.events is not None:
+            # Each block has a key of its own to publish, or a line in the log at its step.
             for _ in range(steps):
                 self._step.decode_all()
                 running.tick += 1
-                log.step += 1
-        else:
-            if self._crossings:
-                self._memory.grow_many(self._order, self._crossings)
-            if steps == 1 and running.knows_ahead():
-                self._step.publish_known()
-            running.tick += steps
-            log.step += steps
-        at_end = decoders.pop_ended(running.tick - 1)
-        if at_end:
-            self._lifecycle.drain(at_end, log.step - 1)
+                self._log.step += 1
+            return
+        # Else what is filled is found by the positions of its writers. So only blocks have to be taken, and
+        # a stretch costs as much as the blocks that it takes, however long it is.
+        if self._crossings:
+            self._memory.grow_many(self._order, self._crossings)
+        if steps == 1 and running.knows_ahead():
+            self._step.publish_known()
 
     def cut(self, plan: StepPlan, steps: int) -> StepPlan:
         """Shortens the open stretch to its first `steps` steps and settles it. Returns the plan as it is now.
