@@ -1,10 +1,13 @@
 """The documentation shows the output of real commands, and quotes code that exists."""
 
+import doctest
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pagecast
 import pytest
 from pagecast.planner_app.cli import run
 from pagecast.planner_app.commands.registry import load
@@ -151,7 +154,9 @@ def test_every_block_of_commands_is_marked_as_one():
                 assert not re.search(r"^(\$ )?(pagecast|make|pip) ", body, re.MULTILINE), name(page)
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CHANGELOG.md"], ids=name)
+@pytest.mark.parametrize(
+    "page", [ROOT / file for file in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")], ids=name
+)
 def test_pages_beside_the_site_have_no_dead_links(page):
     """The build of the site checks its own pages: see `make lint`."""
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
@@ -172,6 +177,29 @@ def test_pages_beside_the_site_have_no_dead_links(page):
 )
 def test_outputs_are_compared_line_by_line(shown, same):
     assert (difference(shown, ["a", "b", "c"]) == "") == same
+
+
+SESSIONS = {
+    page: re.findall(r"```pycon\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL) for page in PAGES
+}
+
+
+@pytest.mark.parametrize("page", [page for page, blocks in SESSIONS.items() if blocks], ids=name)
+def test_python_sessions_of_a_page_print_what_it_shows(page):
+    session = doctest.DocTestParser().get_doctest("\n".join(SESSIONS[page]), {}, name(page), str(page), 0)
+    assert doctest.DocTestRunner().run(session).failed == 0
+
+
+def test_the_api_page_has_every_public_name_with_its_parameters():
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    for public in pagecast.__all__:
+        target = getattr(pagecast, public)
+        assert f"`{public}" in page or f"pagecast.{public}`" in page
+        if inspect.isfunction(target):
+            shown = re.search(rf"^`{public}\((.*?)\)", page, re.MULTILINE | re.DOTALL)
+            assert shown is not None, public
+            names = [part.split("=")[0].strip() for part in shown[1].split(",")]
+            assert [each for each in names if each != "*"] == list(inspect.signature(target).parameters)
 
 
 def test_the_page_quotes_every_seam():

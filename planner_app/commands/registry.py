@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
@@ -50,6 +51,7 @@ class _Lazy(TyperGroup):
         return name, load(name) if name in COMMANDS else command, rest
 
 
+@cache
 def load(name: str) -> Any:
     """The click command called `name`."""
     from pagecast.planner_app.commands.bounds import bound_numbers

@@ -14,7 +14,7 @@ from pagecast.kernels.rotate_store_kv import rotate_store_kv
 from pagecast.sim.core.errors import BadInput
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-SLOW = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLOW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def attend(

@@ -11,7 +11,7 @@ from pagecast.sim.core.errors import BadInput
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     seed=st.integers(0, 1000),
     tokens=st.integers(1, 30),

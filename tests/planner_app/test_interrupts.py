@@ -16,7 +16,11 @@ from pagecast.planner_app.cli import run as pagecast
 SAID = "pagecast: stopping...\npagecast: interrupted\n"
 GRID = ["--set", "kv_tokens=20000:84000:4000", "--costs", "roofline", "--limit", "300"]  # 17 trials
 ENDLESS = ["--set", "max_num_seqs=1:900:1", "--costs", "roofline", "--speedup", "20"]
-SIGNALS = [(0.0,), (0.0, 0.02), (0.0, 0.001, 0.2, 0.201)]  # seconds after the first
+SIGNALS = [
+    pytest.param((0.0,), marks=pytest.mark.slow),
+    (0.0, 0.02),
+    pytest.param((0.0, 0.001, 0.2, 0.201), marks=pytest.mark.slow),
+]  # seconds after the first
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals as a terminal sends them")
 

@@ -290,7 +290,7 @@ SCRAPS = [
         max_size=3,
     )
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
 def test_whatever_a_file_holds_it_is_read_or_refused_in_one_line(
     tmp_path: Path, kind: str, edits: list
 ) -> None:

@@ -20,7 +20,7 @@ from driver import Life, TwinLife, endless
 
 OPERATIONS = 250
 LIVES = st.binary(min_size=700, max_size=1400)
-SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 MANY = settings(SETTINGS, max_examples=600)
 
 
@@ -29,7 +29,7 @@ MANY = settings(SETTINGS, max_examples=600)
 @given(data=LIVES)
 @SETTINGS
 def test_no_operation_breaks_an_invariant(profile, ids, data):
-    """4 x 100 lives of 250 operations: submit, step, cancel, preempt, evict, repeat an id."""
+    """4 x 50 lives of 250 operations: submit, step, cancel, preempt, evict, repeat an id."""
     live(profile, data, ids=ids)
 
 
@@ -45,7 +45,7 @@ def test_no_operation_breaks_an_invariant_in_many_lives(profile, ids, data):
 @pytest.mark.parametrize("ids", [False, True], ids=["spans", "ids"])
 @pytest.mark.parametrize("profile", [name for name in PROFILES if name not in ("vllm", "nano-vllm")])
 @given(data=LIVES)
-@settings(SETTINGS, max_examples=25)
+@settings(SETTINGS, max_examples=15)
 def test_no_operation_breaks_an_invariant_of_another_engine(profile, ids, data):
     live(profile, data, ids=ids)
 
@@ -64,7 +64,7 @@ def live(profile: str, data: bytes, *, ids: bool) -> None:
 @given(data=LIVES)
 @SETTINGS
 def test_core_agrees_with_a_scheduler_written_block_by_block(ids, data):
-    """2 x 100 lives: the same requests, tokens, blocks and hits in every step."""
+    """2 x 50 lives: the same requests, tokens, blocks and hits in every step."""
     live_twice(data, ids=ids)
 
 

@@ -225,7 +225,7 @@ def test_stores_to_disk_that_fail_are_not_found_there():
 
 
 def test_a_request_whose_blocks_the_disk_cannot_read_asks_for_ever_and_is_ended_with_a_reason():
-    trace = conversations(turns=4)
+    trace = conversations(turns=3)
     result = replay(
         trace,
         Scenario(**TIGHT, kv_offloading_size=1.0, secondary_tiers="fs", link_faults="disk-load:failing=0.3"),

@@ -215,7 +215,7 @@ COSTS = st.tuples(st.sampled_from([0, 7_000, 900_000]), st.sampled_from([0, 250_
 
 @pytest.mark.parametrize("profile", ["vllm", "nano-vllm"])
 @given(REQUESTS, SCENARIOS, COSTS)
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
 def test_fast_forward_changes_nothing(tmp_path_factory, profile, rows, fields, costs):
     """Every time and every event is the same, to the bit, whether steps are skipped or not."""
     compare_with_every_step(tmp_path_factory, profile, rows, fields, *costs)
@@ -249,7 +249,7 @@ LONG_REQUESTS = REQUESTS.map(
 
 
 @given(LONG_REQUESTS, WINDOWED)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_decisions_with_windows_do_not_depend_on_fast_forward(rows, fields):
     """Blocks that leave windows may make room for who waits: the same steps ask for it."""
     rows = sorted(rows, key=lambda row: row["arrival_s"])

@@ -17,6 +17,7 @@ from pagecast.sim.replay import replay
 from pagecast.sim.runs.block_count import block_count
 from pagecast.sim.runs.forecast import forecast, scenario_of
 from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.run_figures import measured
 from pagecast.sim.runs.validate import DecisionReplay, compare_decisions
 from pagecast.sim.scenario import Scenario
 
@@ -70,17 +71,16 @@ def test_a_model_without_a_name_is_forecast_from_the_runs_description() -> None:
     run = RecordedRun.load(RUNS / "vllm-h200-gemma-3-4b-mooncake")
     layout = scenario_of(run).layout()
     assert {spec.window for spec in layout.specs} == {0, 1024}  # of full layers and of windowed ones
-    result = forecast(run, "roofline", replicates=0)
-    assert result.predicted.figures()["makespan_s"] == pytest.approx(
-        result.measured.figures()["makespan_s"], rel=0.25
-    )
+    result = replay(run.trace("arrival"), scenario_of(run, "roofline"), keep_steps=False)
+    assert result.summary["makespan_s"] == pytest.approx(measured(run).figures()["makespan_s"], rel=0.25)
 
 
 def test_a_forecast_speculates_as_the_recorded_run_did() -> None:
-    run = RecordedRun.load(RUNS / "vllm-h200-qwen3-8b-ngram-azure")
-    result = forecast(run, "auto", replicates=0)
-    assert result.predicted.figures()["tpot_s.mean"] < 0.005  # a step yields several tokens
-    assert result.costs == "vllm-0.24-h200-qwen3-8b"
+    run = RecordedRun.load(RUNS / "vllm-h200-qwen3-8b-ngram-azure-11")
+    scenario = scenario_of(run, "auto")
+    result = replay(run.trace("arrival"), scenario, keep_steps=False)
+    assert result.summary["tpot_s"]["mean"] < 0.005  # a step yields several tokens
+    assert scenario.step_costs().name == "vllm-0.24-h200-qwen3-8b"
 
 
 def with_lookups(run: RecordedRun, folder: Path, upto: float = 1.0) -> str:
@@ -110,7 +110,7 @@ def test_n_grams_are_forecast_by_another_run_on_the_same_host(tmp_path: Path) ->
     """Other requests at another rate judge; the run that was fitted came just before, in one process."""
     costs = with_lookups(RecordedRun.load(RUNS / "vllm-h200-qwen3-8b-ngram-azure-14"), tmp_path)
     judge = RecordedRun.load(RUNS / "vllm-h200-qwen3-8b-ngram-azure-11")
-    rows = {row.name: row for row in forecast(judge, costs, replicates=12, workers=1).rows}
+    rows = {row.name: row for row in forecast(judge, costs, replicates=8, workers=1).rows}
     assert abs(rows["tpot_s.mean"].error_percent) < 5
     assert abs(rows["e2e_s.mean"].error_percent) < 5
     assert rows["ttft_s.mean"].covered

@@ -159,7 +159,7 @@ def test_killed_and_started_again_it_has_the_same_table(chat, tmp_path, search):
         running.wait()
     wait_until(lambda: not any(Path(f"/proc/{helper}").exists() for helper in helpers))
     kept = trials_in(out)
-    assert pagecast([*command, "--out", str(out), "--workers", "2"]) == 0
+    assert pagecast([*command, "--out", str(out), "--workers", "1"]) == 0
     assert kept < 18
     whole, again = (pd.read_parquet(folder / "trials.parquet") for folder in (tmp_path / "whole", out))
     assert again.equals(whole)
