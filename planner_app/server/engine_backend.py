@@ -63,16 +63,14 @@ class EngineBackend(asyncio.Protocol):
         self._closed: asyncio.Event = asyncio.Event()
 
     def now(self) -> int:
-        """See `GenerationBackend`: on the engine's clock."""
+        """On the engine's clock."""
         return time.perf_counter_ns() - self._start_ns
 
     async def start(self) -> None:
-        """See `GenerationBackend`."""
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: self, sock=self._connection)
 
     async def stop(self) -> None:
-        """See `GenerationBackend`."""
         self._stopping = True
         self._send(Farewell())
         await self._closed.wait()
@@ -82,11 +80,9 @@ class EngineBackend(asyncio.Protocol):
     # ---- the connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
         self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's classes are its own
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         for message in self._reader.feed(data):
             if isinstance(message, StepNews):
                 self._deliver(message)
@@ -96,7 +92,6 @@ class EngineBackend(asyncio.Protocol):
                 self._drain()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         self._closed.set()
         if not (self._stopping or self._failure):
             complain("the engine's process has ended")
@@ -115,7 +110,6 @@ class EngineBackend(asyncio.Protocol):
     # ---- requests
 
     def submit(self, generation: Generation) -> None:
-        """See `GenerationBackend`."""
         error = self._refusal(generation)
         if error is not None:
             generation.refuse(error)
@@ -139,7 +133,6 @@ class EngineBackend(asyncio.Protocol):
         self._send(submission)
 
     def cancel(self, generation: Generation) -> None:
-        """See `GenerationBackend`."""
         if generation.number in self._live and not generation.done:
             self._end(generation, "abort", "")
             self._send(Cancellation(generation.number))
@@ -247,28 +240,24 @@ class EngineBackend(asyncio.Protocol):
 
     @property
     def alive(self) -> bool:
-        """See `GenerationBackend`."""
         has_died = self._closed.is_set() and not self._stopping
         return not (self._failure or has_died)
 
     def load(self) -> ReplicaLoad:
-        """See `GenerationBackend`: as of the engine's last step."""
+        """As of the engine's last step."""
         load = self._load
         waiting = load.waiting + self._submitted - self._received
         return ReplicaLoad(load.running, waiting, load.used_blocks, load.num_blocks)
 
     def adapters(self) -> tuple[list[str], list[str]]:
-        """See `GenerationBackend`: the engine has none."""
+        """The engine has none."""
         return [], []
 
     def host_tier(self) -> HostTierUse | None:
-        """See `GenerationBackend`."""
         return self._host_tier
 
     def speculation(self) -> SpeculationUse | None:
-        """See `GenerationBackend`."""
         return self._speculation
 
     def preemptions(self) -> int:
-        """See `GenerationBackend`."""
         return self._preemptions

@@ -229,15 +229,12 @@ class EngineWork:
     # ---- `engine.loop.Log`
 
     def idle(self, start_ns: int) -> None:
-        """See `engine.loop.Log`."""
         self.history.note_idle(start_ns)
 
     def step(self, plan: StepPlan, start_ns: int, planned_ns: int) -> None:
-        """See `engine.loop.Log`."""
         self.history.note_planned(start_ns)
 
     def committed(self, plan: StepPlan, outcome: Outcome, end_ns: int) -> None:
-        """See `engine.loop.Log`."""
         if self._speculation is not None:
             self._speculation.count(plan, outcome)
             self.history.note_verified(plan, outcome)
@@ -246,7 +243,6 @@ class EngineWork:
         self._computed += plan.decode_n + sum(computed for computed, _ in plan.prefill)
 
     def transferred(self, transfers: Iterable[HostTransfer], now_ns: int) -> None:
-        """See `engine.loop.Log`."""
         recorded = [one.recorded(now_ns) for one in transfers]
         self._transfers.count(recorded)
         self.history.note_transferred(recorded, now_ns)

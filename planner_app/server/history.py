@@ -62,12 +62,10 @@ class History:
         self._keepers.append(keeper)
 
     def flush(self) -> None:
-        """See `Keeper`."""
         for keeper in self._keepers:
             keeper.flush()
 
     def close(self) -> None:
-        """See `Keeper`."""
         for keeper in self._keepers:
             keeper.close()
 

@@ -113,24 +113,21 @@ class KvEvents:
         self._copies: dict[int, int] = {}  # blocks of each name
 
     def submitted(self, request: Request, generation: Generation, at_ns: int) -> None:
-        """See `Keeper`."""
         self._live[request.id] = (request, generation)
 
     def idle(self, at_ns: int) -> None:
-        """See `Keeper`."""
+        pass
 
     def verified(self, plan: StepPlan, outcome: Outcome) -> None:
-        """Nothing: events are published when the step ends."""
+        """Events are published when the step ends."""
 
     def transferred(self, transfers: list[RecordedTransfer]) -> None:
-        """Nothing, likewise."""
+        pass
 
     def committed(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
-        """See `Keeper`."""
         self.publish()
 
     def ended(self, request: Request, generation: Generation, at_ns: int) -> None:
-        """See `Keeper`."""
         self.publish()
         self._live.pop(request.id, None)
 

@@ -145,7 +145,6 @@ class ServerMetrics(Collector):
     def step(
         self, tokens: int, generated: int, gaps_ns: dict[int, int], first: list[Generation], late_ns: int
     ) -> None:
-        """See `Observer`."""
         self.steps += 1
         self.step_tokens.observe(tokens)
         self.late.observe(max(late_ns, 0) * _NS)
@@ -165,7 +164,6 @@ class ServerMetrics(Collector):
             self.external_queried_tokens += prompt - (cached - external)
 
     def ended(self, generation: Generation) -> None:
-        """See `Observer`."""
         self.ended_for[generation.finish_reason] += 1
         if generation.finish_reason not in ("stop", "length") or generation.first_ns == NEVER:
             return

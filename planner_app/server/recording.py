@@ -21,7 +21,6 @@ class JournalKeeper:
         self._journal = RunJournal(self._writer)
 
     def submitted(self, request: Request, generation: Generation, at_ns: int) -> None:
-        """See `Keeper`."""
         block_size = request.keys.block_size
         blocks = request.prompt_tokens // block_size
         self._journal.submitted(
@@ -34,25 +33,20 @@ class JournalKeeper:
         )
 
     def idle(self, at_ns: int) -> None:
-        """See `Keeper`."""
         self._journal.idle(at_ns)
 
     def committed(self, plan: StepPlan, start_ns: int, end_ns: int) -> None:
-        """See `Keeper`."""
         self._journal.committed(plan, start_ns, end_ns)
 
     def ended(self, request: Request, generation: Generation, at_ns: int) -> None:
-        """See `Keeper`."""
         tokens = 0 if request.state is State.REJECTED else request.output_tokens
         blocks = (request.prompt_tokens + tokens) // request.keys.block_size
         self._journal.ended(request, at_ns, tokens, request.keys.digests[:blocks])
 
     def verified(self, plan: StepPlan, outcome: Outcome) -> None:
-        """See `Keeper`."""
         self._journal.verified(plan, outcome)
 
     def transferred(self, transfers: list[RecordedTransfer]) -> None:
-        """See `Keeper`."""
         self._journal.transferred(transfers)
 
     def flush(self) -> None:

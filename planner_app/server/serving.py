@@ -31,7 +31,6 @@ class OwnSend:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         if scope["type"] == "http":
             scope[OWN_SEND] = send
         await self._app(scope, receive, send)
@@ -54,7 +53,6 @@ class Answering(Response):
         self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         listening = asyncio.create_task(self._listen(receive))
         try:

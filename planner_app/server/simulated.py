@@ -140,7 +140,6 @@ class SimulatedBackend:
     # ---- requests
 
     def submit(self, generation: Generation) -> None:
-        """See `GenerationBackend`."""
         if self._failed is not None:
             generation.refuse(backend_failed("simulation", self._failed))
             return
@@ -169,7 +168,6 @@ class SimulatedBackend:
         self._wake.set()
 
     def cancel(self, generation: Generation) -> None:
-        """See `GenerationBackend`."""
         if generation.number not in self._live or generation.done:
             return
         now = self.now()
@@ -183,12 +181,10 @@ class SimulatedBackend:
         return max(self.clock.now(), int(self._env.now))
 
     async def start(self) -> None:
-        """See `GenerationBackend`."""
         self._task = asyncio.create_task(self._run())
         self._flushing = asyncio.create_task(self._flush())
 
     async def stop(self) -> None:
-        """See `GenerationBackend`."""
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
@@ -200,7 +196,6 @@ class SimulatedBackend:
         self.history.close()
 
     def host_tier(self) -> HostTierUse | None:
-        """See `GenerationBackend`."""
         offloading, copies = self.scheduler.offloading, self._replica.copies
         if offloading is None or copies is None:
             return None
@@ -217,12 +212,10 @@ class SimulatedBackend:
         )
 
     def speculation(self) -> SpeculationUse | None:
-        """See `GenerationBackend`."""
         return None if self._replica.speculation is None else self._drafts
 
     @property
     def alive(self) -> bool:
-        """See `GenerationBackend`."""
         return self._failed is None
 
     async def _flush(self) -> None:
@@ -354,7 +347,6 @@ class SimulatedBackend:
     # ---- figures
 
     def load(self) -> ReplicaLoad:
-        """See `GenerationBackend`."""
         scheduler = self.scheduler
         running = len(scheduler.running.requests)
         waiting = len(scheduler.queue) + self._arrivals.coming
@@ -366,7 +358,6 @@ class SimulatedBackend:
         )
 
     def adapters(self) -> tuple[list[str], list[str]]:
-        """See `GenerationBackend`."""
         running, waiting = set[str](), set[str]()
         for generation in self._live.values():
             if generation.adapter:
@@ -374,7 +365,6 @@ class SimulatedBackend:
         return sorted(running), sorted(waiting)
 
     def preemptions(self) -> int:
-        """See `GenerationBackend`."""
         return self.scheduler.preemptions
 
 

@@ -34,7 +34,7 @@ class PrefillServer(LiveServer):
         self._peer.send(self._exporter.shared())
 
     def close(self) -> None:
-        """Nothing: the memory is this engine's own."""
+        """The memory is this engine's own."""
 
     def take_back(self) -> None:
         """Gives back the blocks that have been read since the last call."""

@@ -56,7 +56,7 @@ class Inlet:
                 self._entries.append(entry)
 
     def failed(self, request: Any) -> None:
-        """Nothing: the router sends no retries."""
+        """The router sends no retries."""
 
     def ended(self, row: int, now: int) -> None:
         """Tells the router."""

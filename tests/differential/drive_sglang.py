@@ -70,10 +70,10 @@ class Sampling:
         self.penalizer_orchestrator = types.SimpleNamespace(is_required=False)
 
     def filter_batch(self, *args: Any) -> None:
-        """Nothing."""
+        pass
 
     def merge_batch(self, other: Sampling) -> None:
-        """Nothing."""
+        pass
 
 
 def publish(config: Row) -> Any:
@@ -121,17 +121,17 @@ class Nobody:
         return _nothing
 
     def __enter__(self) -> None:
-        """Nothing."""
+        pass
 
     def __exit__(self, *error: Any) -> None:
-        """Nothing."""
+        pass
 
     def record(self, *args: Any) -> Nobody:
         return self
 
 
 def _nothing(*args: Any, **more: Any) -> None:
-    """Nothing."""
+    pass
 
 
 class Pool:

@@ -51,7 +51,7 @@ class Stubs(MetaPathFinder, Loader):
         return Stub(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Nothing: a stub makes its attributes when asked for them."""
+        """A stub makes its attributes when asked for them."""
 
 
 warnings.filterwarnings("ignore")

@@ -136,7 +136,7 @@ class NoThread:
         pass
 
     def start(self) -> None:
-        """Nothing."""
+        pass
 
 
 class NoMemory:

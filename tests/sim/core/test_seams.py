@@ -171,7 +171,7 @@ class LongestPrefixFirst:
         return max(self.waiting, key=lambda request: memory.find(request).tokens, default=None)
 
     def pass_over(self, request: Request) -> None:
-        """Nothing: the first is looked for each time."""
+        """The first is looked for each time."""
 
     def bring_back(self, requests: Sequence[Request]) -> None:
         self.waiting[:0] = requests
