@@ -27,7 +27,7 @@ CHECK = {
     "trace": "chat",
     "limit": 150,
     "speedup": 4,
-    "draws": 5,
+    "draws": 8,
     "regression": {"ttft_s.p99": 5, "tpot_s.p50": 5, "output_tokens_per_s": 5},
 }
 
@@ -81,18 +81,18 @@ def test_json_has_numbers_and_tells_draws_from_the_replay(baseline, tmp_path, ca
     assert body["expected_error"] in body["notes"]
     level, limit, _, _, _ = body["checks"]
     drawn = next(finding for finding in body["checks"][2:] if finding["name"] == "ttft_s.p99")
-    assert [finding["of"] for finding in (level, limit, drawn)] == ["1 replay", "1 replay", "5 draws"]
+    assert [finding["of"] for finding in (level, limit, drawn)] == ["1 replay", "1 replay", "8 draws"]
     one = limit["numbers"]["value"]
     assert level["numbers"] == {"value": pytest.approx(one, rel=1e-9), "max": 10.0}
     assert limit["numbers"] == {"value": one, "min": None, "max": 10.0}
     numbers = drawn["numbers"]
-    assert (drawn["holds"], numbers["allowed_percent"], numbers["draws"]) == (False, 5.0, 5)
+    assert (drawn["holds"], numbers["allowed_percent"], numbers["draws"]) == (False, 5.0, 8)
     assert numbers["change_percent"] == pytest.approx(100 * (numbers["value"] / numbers["baseline"] - 1))
     assert 5 < numbers["low_percent"] <= numbers["change_percent"] <= numbers["high_percent"]
     cases = ET.parse(tmp_path / "j.xml").getroot().findall("testsuite/testcase")
-    names = [case.get("name").split(" (")[0] for case in cases if "(mean of 5 draws)" in case.get("name")]
+    names = [case.get("name").split(" (")[0] for case in cases if "(mean of 8 draws)" in case.get("name")]
     assert sorted(names) == ["output_tokens_per_s", "tpot_s.p50", "ttft_s.p99"]
-    assert "ttft\\_s.p99 | 5 draws |" in (tmp_path / "m.md").read_text()
+    assert "ttft\\_s.p99 | 8 draws |" in (tmp_path / "m.md").read_text()
     assert f"costs {COSTS}" in (tmp_path / "m.md").read_text()
 
 
