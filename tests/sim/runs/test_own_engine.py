@@ -38,8 +38,8 @@ MOST_BEYOND = 0.05
 
 @cache
 def forecast_of(run: str) -> Forecast:
-    """A run's forecast with intervals."""
-    return forecast(RecordedRun.load(RUNS / f"h200{run}"), "auto")
+    """A run's forecast, made once."""
+    return forecast(RecordedRun.load(RUNS / f"h200{run}"), "auto", replicates=0, workers=1)
 
 
 def allowed(row: ForecastRow) -> float:

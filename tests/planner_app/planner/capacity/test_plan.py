@@ -87,7 +87,7 @@ def test_progress_can_stop_a_plan():
         plan(read(resolve("chat"), limit=30), Scenario(), Slo.parse(SLO), replicates=0, progress=stop)
 
 
-def test_the_table_says_what_is_admitted_what_breaks_and_what_binds(capsys):
+def test_the_table_says_what_is_admitted_what_breaks_and_what_binds_and_json_likewise(capsys, planned_once):
     code, out, err = pagecast(
         "plan", "rag", *SMALL, "--slo", SLO, "--replicates", 0, "--workers", 1, capsys=capsys
     )
@@ -102,9 +102,6 @@ def test_the_table_says_what_is_admitted_what_breaks_and_what_binds(capsys):
         "replays",
     ):
         assert words in out
-
-
-def test_json_is_one_object_and_nothing_else(capsys):
     code, out, err = pagecast(
         "plan", "rag", *SMALL, "--slo", SLO, "--replicates", 0, "--workers", 1, "--json", capsys=capsys
     )

@@ -134,7 +134,7 @@ def test_a_stopped_sweep_goes_on(chat, reference, tmp_path):
     )
     assert not part.complete
     assert len(part.table) == 7
-    rest = sweep(reference.question, out=tmp_path, workers=2)
+    rest = sweep(reference.question, out=tmp_path, workers=1)
     assert rest.complete and rest.replayed == 13
     assert rest.table.equals(reference.table)
     assert sweep(reference.question, out=tmp_path).replayed == 0

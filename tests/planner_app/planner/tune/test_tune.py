@@ -80,7 +80,7 @@ def test_a_limit_that_every_setting_reaches_is_not_drawn():
 
 def test_more_hbm_never_has_fewer_hits_here_and_the_least_that_is_enough_is_recommended(chat):
     scenario = Scenario(costs="roofline", gpu="RTX 4090", model="Qwen/Qwen3-0.6B")
-    tuned = tune_hbm_budget(chat, scenario, "0.01,0.1:0.9:0.2", concurrency=False, workers=2)
+    tuned = tune_hbm_budget(chat, scenario, "0.01,0.1:0.9:0.2", concurrency=False, workers=1)
     ran = tuned.table[tuned.table["reason"] == ""]
     assert "leaves no room for a KV cache" in tuned.table["reason"].iloc[0]
     assert ran["kv_gib"].is_monotonic_increasing
@@ -249,10 +249,10 @@ def test_a_fleet_is_asked_for_the_memory_of_each_group(chat):
         sweep(SweepQuestion(chat, scenario, space, fleet=FleetSettings.make({})), workers=1)
 
 
-@pytest.mark.parametrize("tune", [tune_block_size, tune_hbm_budget])
-def test_no_value_is_recommended_at_which_nothing_completes(tune):
+@pytest.mark.parametrize(("tune", "values"), [(tune_block_size, "16,32"), (tune_hbm_budget, "0.6,0.9")])
+def test_no_value_is_recommended_at_which_nothing_completes(tune, values):
     scenario = Scenario(model="Qwen/Qwen3-0.6B", costs="roofline", max_model_len=10)
-    tuned = tune(read("chat", limit=25), scenario, workers=1)
+    tuned = tune(read("chat", limit=25), scenario, values, workers=1)
     assert tuned.recommended is None and not tuned.recommends
     assert tuned.reason == "no request completes at any of these values"
 
