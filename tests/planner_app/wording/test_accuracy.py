@@ -8,7 +8,7 @@ import pytest
 from pagecast.planner_app.cli import run as pagecast
 from pagecast.planner_app.wording.accuracy import accuracy_sentences, blocks_sentence
 from pagecast.sim.runs.block_count import BlockCount, block_count
-from pagecast.sim.runs.forecast import Forecast, ForecastRow, forecast, scenario_of
+from pagecast.sim.runs.forecast import Forecast, ForecastRow, forecast
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.run_figures import LATENCIES, SCALARS, STATISTICS, RunFigures, Timeline
 
@@ -62,7 +62,8 @@ def test_a_run_of_another_model_needs_leave_and_then_tells_its_error_and_its_int
 
 
 def test_auto_never_takes_another_engines_costs():
-    assert scenario_of(RecordedRun.load(OWN), "auto").step_costs().name != VLLM
+    result = forecast(RecordedRun.load(OWN), "auto", replicates=0)
+    assert result.costs != VLLM
 
 
 def test_auto_carries_the_nearest_costs_of_the_engine_over_where_that_is_allowed():
