@@ -26,7 +26,7 @@ from pagecast.sim.core.errors import BadInput
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 SLOW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-CHUNKS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 150)), min_size=1, max_size=3)
+CHUNKS = st.lists(st.tuples(st.integers(0, 28), st.integers(0, 150)), min_size=1, max_size=3)
 
 
 def attend(
