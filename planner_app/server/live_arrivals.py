@@ -41,14 +41,12 @@ class LiveArrivals(Arrivals):
         self._look_ahead()
 
     def take(self, now: int) -> tuple[int, int | None] | None:
-        """See `Arrivals`."""
         due = super().take(now)
         if due is not None:
             self._history.note_outside(now, due[0], cancelled=due[1] is None)
         return due
 
     def take_arrival(self, now: int) -> tuple[int, int] | None:
-        """See `Arrivals`."""
         arrival = super().take_arrival(now)
         if arrival is not None:
             row = arrival[0]
@@ -60,7 +58,7 @@ class LiveArrivals(Arrivals):
         return arrival
 
     def ended(self, row: int, now: int) -> None:
-        """See `Arrivals`."""
+        """Does nothing: the server itself tells its clients."""
 
 
 class LiveFeed:
