@@ -105,16 +105,7 @@ def _host_tier(engine: Engine) -> dict[str, Any]:
     host = engine.limits.host
     if host is None:
         return {}
-    return {
-        "kv_offloading_size": engine.options.kv_offloading_size,
-        "kv_offloading": {
-            "cpu_blocks": host.blocks,
-            "block_size_factor": host.factor,
-            "eviction_policy": host.eviction_policy,
-            "offload_prompt_only": host.prompt_only,
-            "store_threshold": host.store_threshold,
-        },
-    }
+    return {"kv_offloading_size": engine.options.kv_offloading_size, "kv_offloading": host.recorded()}
 
 
 def _experts(spec: ModelSpec) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pagecast.engine.ngram import engine_speculation
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.tier_spec import HostTierSpec
+from pagecast.sim.core.tier_spec import EvictionPolicy, HostTierSpec, OffloadingPolicy
 from pagecast.sim.speculation.config import SpeculativeConfig
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
@@ -43,7 +43,7 @@ class Options:
     enable_prefix_caching: bool = True
     speculative_config: str | None = None
     kv_offloading_size: float | None = None
-    kv_offloading_eviction_policy: str = "lru"
+    kv_offloading_eviction_policy: EvictionPolicy = "lru"
     kv_offloading_block_size: int | None = None
     offload_prompt_only: bool = True
     kv_offloading_store_threshold: int = 0
@@ -136,7 +136,9 @@ class Options:
         return HostTierSpec(
             blocks=places // factor,
             factor=factor,
-            eviction_policy=self.kv_offloading_eviction_policy,
-            prompt_only=self.offload_prompt_only,
-            store_threshold=self.kv_offloading_store_threshold,
+            policy=OffloadingPolicy(
+                self.kv_offloading_eviction_policy,
+                self.offload_prompt_only,
+                self.kv_offloading_store_threshold,
+            ),
         )

@@ -42,7 +42,7 @@ _DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(Options)}
 
 def engine_fields(kind: type[Scenario] = Scenario) -> list[str]:
     """The scenario's fields that the engine is started with too; the seed is a command's own."""
-    names = [name for name in kind.model_fields if _NAMED_APART.get(name, name) in _DEFAULTS]
+    names = [name for name in kind.flat_fields() if _NAMED_APART.get(name, name) in _DEFAULTS]
     return [name for name in names if name != "seed"]
 
 
@@ -92,7 +92,7 @@ def _alone(name: str, default: Any) -> inspect.Parameter:
 
 
 def _shared(name: str, default: Any) -> inspect.Parameter:
-    info = Scenario.model_fields[name]
+    info = Scenario.flat_fields()[name]
     kind = value_type(info)
     names = (_ON_OFF.format(name.replace("_", "-")),) if kind is bool else ()
     option = typer.Option(*names, help=_ABOUT.get(name, info.description))
@@ -115,7 +115,7 @@ def _check_least(values: dict[str, Any]) -> None:
     """Of numbers that the engine has other names for. Errors: BadInput below what a scenario takes."""
     for name in _NAMED_APART:
         value = values.get(name)
-        for bound in Scenario.model_fields[name].metadata:
+        for bound in Scenario.flat_fields()[name].metadata:
             if value is not None and value < getattr(bound, "ge", value):
                 option = name.replace("_", "-")
                 raise BadInput(f"--{option} is {value}; it must be at least {bound.ge}")

@@ -31,7 +31,7 @@ _NAMES: dict[str, tuple[str, ...]] = {"num_gpu_blocks": ("--num-gpu-blocks", "--
 
 def field_option(name: str, info: FieldInfo | None = None, *, required: bool = False) -> inspect.Parameter:
     """The option of a field, None where it is not given; its help ends with the field's default."""
-    info = Scenario.model_fields[name] if info is None else info
+    info = Scenario.flat_fields()[name] if info is None else info
     about = f"{info.description}{_MORE.get(name, '')}"
     if not required and info.default is not None:
         about += f" [{_word(info.default)}]"

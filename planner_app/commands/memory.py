@@ -21,7 +21,7 @@ LENGTHS = (2048, 8192, 32_768, 131_072)
 def _options() -> list[inspect.Parameter]:
     """The scenario's fields that the budget depends on; of these a model and a GPU must be given."""
     required = ("model", "gpu")
-    names = [name for name in options_of(Scenario.make({})) if name in Scenario.model_fields]
+    names = [name for name in options_of(Scenario.make({})) if name in Scenario.flat_fields()]
     return [field_option(name, required=name in required) for name in (*required, *names)]
 
 

@@ -144,7 +144,8 @@ def _unused(trace: Trace, scenario: Scenario) -> tuple[str, ...]:
     if scenario.scheduling_policy == "priority" and not np.ptp(trace.integers("priority")):
         texts.append("every request has the same priority: --scheduling-policy priority serves as fcfs does")
     if "tenant" not in trace.requests:
-        by_tenant = {"--tenants": scenario.tenants, "--isolation tenant": scenario.isolation == "tenant"}
+        tenancy = scenario.tenancy
+        by_tenant = {"--tenants": tenancy.shares, "--isolation tenant": tenancy.isolation == "tenant"}
         if options := [option for option, is_given in by_tenant.items() if is_given]:
             verb = "change" if len(options) > 1 else "changes"
             texts.append(f"the trace has no column `tenant`, so that {' and '.join(options)} {verb} nothing")

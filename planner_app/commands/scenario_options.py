@@ -66,7 +66,7 @@ def _reading(
 def scenario_options(kind: type[Scenario] = Scenario) -> list[inspect.Parameter]:
     """`--scenario`, and one option per field of a scenario."""
     about = "YAML file of scenario fields; options given here win"
-    fields = [field_option(name, info) for name, info in kind.model_fields.items()]
+    fields = [field_option(name, info) for name, info in kind.flat_fields().items()]
     return [parameter("scenario", Path | None, Opt(help=about), None), *fields]
 
 
@@ -74,7 +74,7 @@ _READING = list(inspect.signature(_reading, eval_str=True).parameters.values())
 
 
 def _scenario_arguments(values: dict[str, Any]) -> ScenarioArguments:
-    fields = {name: values[name] for name in Scenario.model_fields if values[name] is not None}
+    fields = {name: values[name] for name in Scenario.flat_fields() if values[name] is not None}
     return ScenarioArguments(values["scenario"], fields, {one.name: values[one.name] for one in _READING})
 
 

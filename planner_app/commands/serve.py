@@ -148,7 +148,7 @@ def _simulated_replicas(options: dict[str, Any]) -> list[ReplicaServer]:
     from pagecast.planner_app.server.building import Simulation, simulated_replica
     from pagecast.planner_app.server.tokenizer import tokenizer_for
 
-    fields = {name: options[name] for name in Scenario.model_fields if options[name] is not None}
+    fields = {name: options[name] for name in Scenario.flat_fields() if options[name] is not None}
     scenario = scenario_from(ScenarioArguments(options["scenario"], fields))
     paced = {name: options[name] for name in ("time_scale", "mode") if options[name] is not None}
     mean = options["mean_output_tokens"]

@@ -158,7 +158,7 @@ def as_dict(result: SweepResult) -> dict[str, Any]:
         "prices_usd_per_gpu_hour": dict(question.prices),
         "objectives": list(question.objectives),
         "complete": result.complete,
-        "scenario": question.scenario.model_dump(),
+        "scenario": question.scenario.flat(),
         "step_costs": [each.as_dict() for each in costs],
         "notes": [*question.trace.notes, what_each_is(result), *notes(result, costs)],
         "cheapest": result.cheapest,

@@ -125,7 +125,7 @@ def as_dict(tuned: TuneResult) -> dict[str, Any]:
         "notes": list(tuned.notes),
         "costs": tuned.costs,
         "expected_error": tuned.expected_error,
-        "scenario": tuned.scenario.model_dump(),
+        "scenario": tuned.scenario.flat(),
     }
 
 

@@ -134,6 +134,6 @@ def _fleet(result: FleetResult) -> Section:
 
 
 def _scenario(result: Result) -> HtmlTable:
-    fields = result.scenario.model_dump().items()
+    fields = result.scenario.flat().items()
     rows = [(name, "-" if value is None else str(value)) for name, value in fields]
     return HtmlTable("", ("field", "value"), rows)

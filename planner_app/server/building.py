@@ -19,7 +19,6 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.models import model as find_model
-from pagecast.sim.machine.secondary_tiers import FILE_SYSTEM
 from pagecast.sim.replica.spec import ReplicaSpec
 from pagecast.sim.replica.workload import ExpectedWorkload
 from pagecast.sim.scenario import Scenario
@@ -116,16 +115,8 @@ def _features(scenario: Scenario, limits: Limits) -> dict[str, Any]:
     features: dict[str, Any] = {}
     host, speculation = limits.host, scenario.speculation
     if host is not None:
-        features["kv_load_failure_policy"] = host.kv_load_failure_policy
-        features["kv_offloading"] = {
-            "cpu_blocks": host.blocks,
-            "block_size_factor": host.factor,
-            "eviction_policy": host.eviction_policy,
-            "offload_prompt_only": host.prompt_only,
-            "store_threshold": host.store_threshold,
-        }
-        if host.disk:
-            features["kv_offloading"]["secondary_tiers"] = [{"type": FILE_SYSTEM}]
+        features["kv_load_failure_policy"] = host.policy.kv_load_failure_policy
+        features["kv_offloading"] = host.recorded()
     if speculation is not None:
         features["speculative_config"] = speculation.model_dump(mode="json", exclude_defaults=True)
     return features

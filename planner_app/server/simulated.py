@@ -25,7 +25,6 @@ from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.retention import Retention
 from pagecast.sim.replica.observer import Observer as ReplicaObserver
 from pagecast.sim.replica.replica import UNREADABLE, Replica
 from pagecast.sim.replica.spec import ReplicaSpec
@@ -116,8 +115,7 @@ class SimulatedBackend:
         self.observer: Observer | None = None
         self.clock = WallClock(scale)
         self.scheduler = spec.scheduler(log=log_events)
-        retention = spec.scenario.retention
-        self._retention = None if retention is None else Retention.parse(retention)
+        self._retention = spec.scenario.cache.retention
         self._drafts = SpeculationUse.of(
             0 if spec.speculation is None else spec.speculation.num_speculative_tokens
         )

@@ -76,6 +76,12 @@ class Retention:
             ranges.append((int(start), end, keep))
         return cls(tuple(ranges), decode)
 
+    def __str__(self) -> str:
+        texts = [
+            f"{start}-{'' if end == FOREVER else end}:{_keep_text(keep)}" for start, end, keep in self.ranges
+        ]
+        return " ".join(texts if self.decode is None else [*texts, f"decode:{_keep_text(self.decode)}"])
+
     def of_blocks(self, block_size: int, prompt_tokens: int) -> tuple[BlockRange, ...]:
         """The same by block numbers, without gaps from 0 on."""
         by_block: list[BlockRange] = []
@@ -93,3 +99,10 @@ class Retention:
             by_block.append(BlockRange(at, prompt_end, None))
         by_block.append(BlockRange(prompt_end, FOREVER, self.decode))
         return tuple(by_block)
+
+
+def _keep_text(keep: Keep) -> str:
+    if keep.duration_ns is None:
+        return str(keep.priority)
+    seconds, rest = divmod(keep.duration_ns, _NS)
+    return f"{keep.priority}:{seconds}.{rest:09}"

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pagecast.sim.core.errors import BadInput, check_given_once
+from pagecast.sim.core.option import option
 
 OTHERS = "*"
 
@@ -45,8 +47,8 @@ class Tenants:
             if not (colon and name) or name in shares:
                 raise BadInput(f"tenant {part!r}: write NAME:weight=W,blocks=B, each name once")
             values: dict[str, str] = {}
-            for option in options.split(","):
-                field_name, _, value = option.partition("=")
+            for setting in options.split(","):
+                field_name, _, value = setting.partition("=")
                 check_given_once(field_name, values, f"tenant {part!r}: field {field_name!r}")
                 values[field_name] = value
             try:
@@ -62,6 +64,13 @@ class Tenants:
             shares[name] = TenantShare(weight, blocks)
         return cls(shares, fair)
 
+    def __str__(self) -> str:
+        return " ".join(f"{name}:{self._share_text(share)}" for name, share in self.shares.items())
+
+    def _share_text(self, share: TenantShare) -> str:
+        weight = [f"weight={share.weight}"] if self.fair else []
+        return ",".join(weight + ([] if share.blocks is None else [f"blocks={share.blocks}"]))
+
     def share(self, tenant: str) -> TenantShare:
         """The share of a tenant."""
         return self.shares.get(tenant) or self.shares.get(OTHERS) or _DEFAULT
@@ -73,3 +82,33 @@ class Tenants:
 
 
 _DEFAULT = TenantShare()
+
+
+@dataclass(frozen=True)
+class Tenancy:
+    """How tenants share a replica, and what they share with one another."""
+
+    shares: Tenants | None = option(
+        "shares of tenants, as NAME:weight=W,blocks=B with spaces between (*: all others): "
+        "weights make queue and eviction fair, and a tenant's requests hold at most B blocks",
+        None,
+        flat="tenants",
+        read=Tenants.parse,
+    )
+    isolation: Literal["salt", "tenant"] = option(
+        "who shares no prefixes: requests with different salts, or of different tenants as well",
+        "salt",
+        needs=("tenants in the trace", ("tenant",)),
+    )
+    public_namespaces: tuple[str, ...] | None = option(
+        "namespaces whose tokens all tenants share, with spaces between (default: none)",
+        None,
+        read=lambda text: tuple(text.split()),
+        write=" ".join,
+        needs=("namespaces and public_tokens in the trace", ("namespace", "public_tokens")),
+    )
+    scrub_private_blocks: bool = option(
+        "overwrite evicted blocks of tenants before others use them, at the rate of HBM",
+        False,
+        needs=("tenants in the trace", ("tenant",)),
+    )

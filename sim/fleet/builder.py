@@ -43,7 +43,7 @@ class Builder:
         self._make_costs = make_costs
         self._keep_steps = keep_steps
         self._fast_forward = fast_forward
-        self._specs: dict[str, ReplicaSpec] = {}
+        self._specs: dict[Scenario, ReplicaSpec] = {}
         self._block_size = 0
 
     def member(
@@ -64,10 +64,9 @@ class Builder:
         return member, member.view(self._parts.metrics_period_ns)
 
     def _spec(self, scenario: Scenario) -> ReplicaSpec:
-        kind = scenario.model_dump_json()
-        if kind not in self._specs:
-            self._specs[kind] = ReplicaSpec.of(scenario, self._workload, self._make_costs(scenario))
-        return self._specs[kind]
+        if scenario not in self._specs:
+            self._specs[scenario] = ReplicaSpec.of(scenario, self._workload, self._make_costs(scenario))
+        return self._specs[scenario]
 
     def _feed_index(self, events: EventIndex, member: Member) -> None:
         """Tells an index what a member stores and evicts."""

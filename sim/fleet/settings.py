@@ -21,9 +21,9 @@ def changed_scenario(base: Scenario, fields: dict[str, Any], where: str) -> Scen
 
     Errors: BadInput for a field that is not a scenario's, or that must be the same for all replicas.
     """
-    scenario = Scenario.make({**base.model_dump(), **fields}, where)
+    scenario = Scenario.make({**base.flat(), **fields}, where)
     for name in _OF_REQUESTS:
-        if getattr(scenario, name) != getattr(base, name):
+        if scenario.given.get(name) != base.given.get(name):
             raise BadInput(f"{where}: {name} is for all replicas; give it to the whole fleet's scenario")
     return scenario
 

@@ -2,8 +2,7 @@
 
 PCIe 5: a plain copy from pinned memory reached 54.7 of 64 GB/s on an H200, one way; our engine's reloads
 reached 46.6 GB/s in a run (docs/engine.md). Older links are assumed to reach about the same share, 25 of 32
-GB/s over PCIe 4 and 12.5 of 16 GB/s over PCIe 3: they were not measured. The disk is assumed to be one NVMe
-drive on PCIe 4: 6 GB/s read, 3 GB/s written for long, 0.2 ms per job; this was not measured either.
+GB/s over PCIe 4 and 12.5 of 16 GB/s over PCIe 3: they were not measured.
 """
 
 from __future__ import annotations
@@ -16,9 +15,6 @@ from pagecast.sim.machine.gpus import Gpu
 _PCIE5_BYTES_PER_S = 64e9
 _MEASURED_SHARE = 55 / 64
 _ASSUMED_SHARE = 25 / 32
-DISK_LOAD_GB_PER_S = 6.0
-DISK_STORE_GB_PER_S = 3.0
-DISK_LATENCY_MS = 0.2
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,15 @@ Written as `host-load:failing=0.1,slow=0.05,factor=20;disk-store:failing=0.2`.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
 
 from pagecast.sim.core.errors import check_given_once
-from pagecast.sim.machine.host_link import LinkSpec
 
 LINKS = ("host-load", "host-store", "disk-load", "disk-store")
 _FIELDS = {"failing": "failing", "slow": "slow", "factor": "slowness"}
 
 
-def parse_link_faults(text: str) -> dict[str, dict[str, float]]:
+def read_link_faults(text: str) -> dict[str, dict[str, float]]:
     """The fields of `LinkSpec` to change, by link. Errors: ValueError naming what is wrong."""
     faults: dict[str, dict[str, float]] = {}
     for part in text.split(";"):
@@ -50,14 +49,10 @@ def _number(link: str, name: str, text: str) -> float:
     return number
 
 
-def with_faults(link: LinkSpec, name: str, text: str | None) -> LinkSpec:
-    """A link with what `text` says of it, if anything."""
-    if text is None:
-        return link
-    faults = parse_link_faults(text).get(name, {})
-    return replace(
-        link,
-        failing=faults.get("failing", link.failing),
-        slow=faults.get("slow", link.slow),
-        slowness=faults.get("slowness", link.slowness),
+def link_faults_text(faults: Mapping[str, Mapping[str, float]]) -> str:
+    """The text that `read_link_faults` reads."""
+    words = {field: word for word, field in _FIELDS.items()}
+    return ";".join(
+        f"{link}:{','.join(f'{words[field]}={number}' for field, number in fields.items())}"
+        for link, fields in faults.items()
     )

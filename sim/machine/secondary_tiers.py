@@ -12,16 +12,17 @@ FILE_SYSTEM = "fs"
 _FIELDS = ("type", "root_dir", "n_read_threads", "n_write_threads")
 
 
-def check_secondary_tiers(text: str) -> None:
-    """Checks `fs`, or a JSON list with one tier of this type. Errors: ValueError naming the field."""
+def read_secondary_tiers(text: str) -> tuple[dict[str, Any], ...]:
+    """Reads `fs`, or a JSON list with one tier of this type. Errors: ValueError naming the field."""
     if text == FILE_SYSTEM:
-        return
+        return ({"type": FILE_SYSTEM},)
     if not text.lstrip().startswith("["):
         raise ValueError('it must be fs, or a list as JSON: [{"type": "fs", "root_dir": "/cache"}]')
     tiers = json.loads(text)
     if len(tiers) != 1:
         raise ValueError(f"it has {len(tiers)} tiers; one behind the host tier is simulated")
     _check_tier(tiers[0])
+    return tuple(tiers)
 
 
 def _check_tier(tier: Any) -> None:

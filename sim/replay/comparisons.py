@@ -30,10 +30,10 @@ def add_comparisons(
     """
     figures: dict[str, Any] = {}
     if watches := [served.revision for served in replicas if served.revision is not None]:
-        before = again(trace, scenario.model_copy(update={"rollout_at_s": None, "isolation_price": False}))
+        before = again(trace, scenario.changed(rollout_at_s=None, isolation_price=False))
         figures["rollout"] = rollout_figures(watches, result.requests, before.summary, result.summary)
     if scenario.isolation_price:
-        shared = scenario.model_copy(update={"isolation": "salt", "isolation_price": False})
+        shared = scenario.changed(isolation="salt", isolation_price=False)
         other = again(without_salts(trace), shared)
         figures["isolation"] = isolation_price(result.summary, other.summary)
     if not figures:

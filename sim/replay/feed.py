@@ -13,6 +13,7 @@ from pagecast.sim.core.identity.keys import BlockKeys, Public
 from pagecast.sim.core.identity.scope import DEFAULT_SCOPE, Scope
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.retention import Retention
+from pagecast.sim.core.tenants import Tenancy
 from pagecast.sim.replica.arrivals import NS
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Spans, Trace
@@ -44,14 +45,15 @@ class Feed:
             self._spans = SpanRows(spans)
         self._ids = trace.token_ids
         self._tenants = _texts(trace, "tenant")
-        self._scopes = _scopes(trace, isolated=scenario is not None and scenario.isolation == "tenant")
-        self._public = None if scenario is None else _public(trace, scenario.public_namespaces)
+        tenancy = Tenancy() if scenario is None else scenario.tenancy
+        self._scopes = _scopes(trace, isolated=tenancy.isolation == "tenant")
+        self._public = _public(trace, tenancy.public_namespaces)
         self._adapters = _texts(trace, "adapter")
         self._items = _texts(trace, "multimodal")
         rollout = None if scenario is None else scenario.rollout_at_s
         self._rollout_ns = None if rollout is None else round(rollout * NS)
         self.new_keys: set[bytes] = set()  # of requests of the new revision, where there is a rollout
-        self._retention = _retention(trace, None if scenario is None else scenario.retention)
+        self._retention = _retention(trace, None if scenario is None else scenario.cache.retention)
         wishes = (self._priority, self._adapters, self._tenants, self._retention)
         self._has_wishes = any(column is not None for column in wishes)
         details = (self._ids, self._items, self._public)
@@ -197,12 +199,12 @@ def _column(trace: Trace, name: str) -> list[int] | None:
     return numbers
 
 
-def _retention(trace: Trace, default: str | None) -> list[Retention | None] | None:
+def _retention(trace: Trace, default: Retention | None) -> list[Retention | None] | None:
     """The retention that each row asks for; None where no row does. Errors: BadInput naming the row."""
     texts = _texts(trace, "retention")
     if texts is None:
-        return None if default is None else [Retention.parse(default)] * len(trace)
-    by_text: dict[str, Retention | None] = {"": None if default is None else Retention.parse(default)}
+        return None if default is None else [default] * len(trace)
+    by_text: dict[str, Retention | None] = {"": default}
     for row, text in enumerate(texts):
         if text not in by_text:
             try:
@@ -215,7 +217,7 @@ def _retention(trace: Trace, default: str | None) -> list[Retention | None] | No
 _SCOPE = ("model", "tokenizer", "adapter", "positional", "salt")
 
 
-def _public(trace: Trace, namespaces: str | None) -> list[Public | None] | None:
+def _public(trace: Trace, namespaces: tuple[str, ...] | None) -> list[Public | None] | None:
     """The public tokens of each row, of namespaces that are declared; None where there are none.
 
     Errors: BadInput for more public tokens than the prompt has.
@@ -224,7 +226,7 @@ def _public(trace: Trace, namespaces: str | None) -> list[Public | None] | None:
     tokens = _column(trace, "public_tokens")
     if not namespaces or names is None or tokens is None:
         return None
-    declared = set(namespaces.split())
+    declared = set(namespaces)
     scopes = _scopes(trace, isolated=False) or [DEFAULT_SCOPE] * len(trace)
     public_scopes: dict[tuple[Scope, str], Scope] = {}
     public: list[Public | None] = []

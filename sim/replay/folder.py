@@ -117,7 +117,7 @@ def save(
         fields["costs"] = costs
     table.to_parquet(folder / "requests.parquet", index=False)
     write_parquet(trace, folder / "trace.parquet")
-    scenario.model_copy(update=fields).save(folder / "scenario.yaml")
+    scenario.changed(**fields).save(folder / "scenario.yaml")
     save_summary(folder, summary)
 
 

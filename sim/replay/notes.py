@@ -109,7 +109,7 @@ def idle_note(trace: Trace, *scenarios: Scenario) -> str:
             of_need = idle.setdefault(need, [])
             of_need += [name for name in names if name not in of_need]
         here = {name for names, _ in without for name in names}
-        in_effect.update(name for name in scenario.given(type(scenario).model_fields) if name not in here)
+        in_effect.update(name for name in scenario.given if name not in here)
     parts = []
     for need, names in idle.items():
         left = [name for name in names if name not in in_effect]
@@ -155,7 +155,7 @@ def most_blocks(scenario: Scenario) -> int:
     """The blocks that fit where the engine takes the whole GPU; 0 where not even the weights do."""
     whole = dict.fromkeys(_LIMITS) | {"num_gpu_blocks": None, "gpu_memory_utilization": 1.0}
     try:
-        budget = scenario.model_copy(update=whole).budget()
+        budget = scenario.changed(**whole).budget()
     except BadInput:
         return 0
     return 0 if budget is None else budget.num_gpu_blocks

@@ -155,7 +155,7 @@ class Study:
         else:
             change = partial(draw, index=job.index, seed=self.seed)
             seed = self.seed * _SEEDS + job.index
-            scenario = scenario.model_copy(update={"seed": seed})
+            scenario = scenario.changed(seed=seed)
             if self.workload is not None:
                 trace = self.workload(trace, seed)
         result = self.replay(trace, scenario, change)

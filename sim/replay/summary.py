@@ -121,7 +121,7 @@ def _counts(served: Served) -> dict[str, dict[str, Any]]:
     counts: dict[str, dict[str, Any]] = {}
     if memory.partial_reuse is not None:
         counts["partial_reuse"] = memory.partial_reuse.figures()
-    if served.spec.scenario.scrub_private_blocks and memory.ledger is not None:
+    if served.spec.scenario.tenancy.scrub_private_blocks and memory.ledger is not None:
         blocks = memory.ledger.private_blocks
         counts["scrubbing"] = {"blocks": blocks, "seconds": blocks * served.spec.scrub_ns_per_block * 1e-9}
     if (swap := served.scheduler.lifecycle.swap) is not None:

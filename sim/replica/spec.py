@@ -57,8 +57,8 @@ class ReplicaSpec(SchedulerSpec):
             costs=costs,
             links=scenario.host_links(costs),
             draft_costs=None if speculation is None else _draft_costs(speculation, scenario, costs),
-            swap_ns_per_token=scenario.swap_ns_per_token() if scenario.swaps else 0.0,
-            scrub_ns_per_block=scenario.scrub_ns_per_block() if scenario.scrub_private_blocks else 0.0,
+            swap_ns_per_token=scenario.swap_ns_per_token(),
+            scrub_ns_per_block=scenario.scrub_ns_per_block(),
             blocks_per_block=share,
         )
 

@@ -12,12 +12,10 @@ from statistics import median
 from typing import Any
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.tier_spec import HostTierSpec
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.choose import AUTO, choose
 from pagecast.sim.costs.calibration.shape import CPU, model_of
 from pagecast.sim.costs.step_costs import StepCosts
-from pagecast.sim.machine.gpus import GIB
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.note import Note
 from pagecast.sim.replay.replicates import Progress, ReplayOf, Spread, Study, few_draws, replay_alone
@@ -38,7 +36,7 @@ from pagecast.sim.runs.run_figures import (
     simulated,
 )
 from pagecast.sim.runs.validate import limits_of
-from pagecast.sim.scenario import Scenario
+from pagecast.sim.scenario import HostTier, Scenario
 from pagecast.traces.schema import Trace
 
 REPLICATES = 80
@@ -189,7 +187,10 @@ def scenario_of(run: RecordedRun, costs: str = AUTO, *, transfer: bool = False) 
         "speculative_config": config.get("speculative_config"),
     }
     scenario = Scenario.make(fields, f"{run.folder}/meta.json")
-    return scenario if limits.host is None else _with_host_tier(scenario, limits.host)
+    if limits.host is None:
+        return scenario
+    block_bytes = scenario.layout().block_bytes * scenario.tensor_parallel_size
+    return scenario.changed(host=HostTier.of(limits.host, scenario.block_size, block_bytes))
 
 
 def _model_of(run: RecordedRun) -> str:
@@ -201,21 +202,6 @@ def _model_of(run: RecordedRun) -> str:
     except BadInput:
         return place
     return name
-
-
-def _with_host_tier(scenario: Scenario, host: HostTierSpec) -> Scenario:
-    """The scenario with a host tier that has room for so many blocks."""
-    block_bytes = scenario.layout().block_bytes * scenario.tensor_parallel_size * host.factor
-    fields = {
-        "kv_offloading_size": (host.blocks + 0.5) * block_bytes / GIB,
-        "kv_offloading_block_size": scenario.block_size * host.factor,
-        "kv_offloading_eviction_policy": host.eviction_policy,
-        "offload_prompt_only": host.prompt_only,
-        "kv_offloading_store_threshold": host.store_threshold,
-        "secondary_tiers": "fs" if host.disk else None,
-        "kv_load_failure_policy": host.kv_load_failure_policy,
-    }
-    return scenario.model_copy(update=fields)
 
 
 def figures_of(result: Result) -> dict[str, float]:
@@ -241,7 +227,7 @@ def forecast(
     real = measured(run)
     recorded = scenario_of(run, costs, transfer=transfer)
     if host_time_factor is not None:
-        recorded = recorded.model_copy(update={"host_time_factor": host_time_factor})
+        recorded = recorded.changed(host_time_factor=host_time_factor)
     scenario, model = _costs_of(run, recorded)
     trace = run.trace("arrival")
     result = replay(trace, scenario, costs=model)
@@ -316,7 +302,7 @@ def _costs_of(run: RecordedRun, scenario: Scenario) -> tuple[Scenario, StepCosts
     if scenario.costs != AUTO or engine == scenario.profile:
         return scenario, scenario.step_costs()
     costs = choose(AUTO, replace(scenario.target(), engine=engine), transfer=scenario.transfer_costs)
-    return scenario.model_copy(update={"costs": costs.name}), costs
+    return scenario.changed(costs=costs.name), costs
 
 
 def _made_alike(run: RecordedRun, costs: StepCosts) -> tuple[Note | None, Note | None]:

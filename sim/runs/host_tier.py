@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.tier_spec import HostTierSpec
+from pagecast.sim.core.tier_spec import HostTierSpec, OffloadingPolicy
 from pagecast.sim.runs.recorded import RecordedRun
 
 
@@ -31,12 +31,10 @@ def host_tier_of(run: RecordedRun) -> HostTierSpec | None:
         raise BadInput(f"{where}: 'secondary_tiers' is {str(tiers)[:60]!r}, must be a list of objects")
     if [tier.get("type") for tier in tiers] not in ([], ["fs"]):
         raise BadInput(f"{where}: 'secondary_tiers' is {str(tiers)[:60]!r}; one of the type fs is supported")
-    return HostTierSpec(
-        blocks=whole("cpu_blocks", 0),
-        factor=whole("block_size_factor", 1),
-        eviction_policy=str(options.get("eviction_policy", "lru")),
-        prompt_only=bool(options.get("offload_prompt_only", True)),
+    names = ("eviction_policy", "offload_prompt_only")
+    policy = OffloadingPolicy(
+        **{name: options[name] for name in names if name in options},
         store_threshold=whole("store_threshold", 0),
-        disk=bool(tiers),
-        kv_load_failure_policy=str(config.get("kv_load_failure_policy", "recompute")),
+        kv_load_failure_policy=config.get("kv_load_failure_policy", "recompute"),
     )
+    return HostTierSpec(whole("cpu_blocks", 0), whole("block_size_factor", 1), policy, disk=bool(tiers))

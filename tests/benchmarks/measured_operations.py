@@ -125,7 +125,7 @@ def recorded_folders(wanted: list[Path] | None) -> list[Path]:
 
 def compare_recorded(run: RecordedRun, costs: str, host_time_factor: float | None = None) -> dict[str, float]:
     """A recorded run against its forecast."""
-    scenario = scenario_of(run, costs).model_copy(update={"host_time_factor": host_time_factor})
+    scenario = scenario_of(run, costs).changed(host_time_factor=host_time_factor)
     t = run.requests
     columns = ("first_token_s", "finish_s", "arrival_s", "tokens_out")
     real = figures(*(t[name].to_numpy(np.float64) for name in columns))
@@ -214,7 +214,7 @@ def print_host_factor(run: RecordedRun) -> None:
 
 def print_prompts(run: RecordedRun, factor: float | None) -> None:
     """How far steps with prompts and pure decode steps are off, on a host of this factor."""
-    scenario = scenario_of(run, "measured").model_copy(update={"host_time_factor": factor})
+    scenario = scenario_of(run, "measured").changed(host_time_factor=factor)
     costs, steps = scenario.step_costs(), run.steps
     totals = {False: [0.0, 0.0], True: [0.0, 0.0]}
     for at in consecutive(run):

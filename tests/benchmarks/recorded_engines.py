@@ -79,7 +79,7 @@ def scenario_for(run: RecordedRun, about: dict[str, Any], options: argparse.Name
     """The scenario of a recorded engine; `about` is the recording's `fleet.json`."""
     scenario = scenario_of(run, options.costs, transfer=options.transfer)
     if Path(about["model"]).is_dir():
-        return Scenario.make({**scenario.model_dump(), "model": about["model"]}, "fleet.json")
+        return Scenario.make({**scenario.flat(), "model": about["model"]}, "fleet.json")
     return scenario
 
 
@@ -89,7 +89,7 @@ def costs_for(run: RecordedRun, scenario: Scenario) -> tuple[Scenario, StepCosts
         target = replace(scenario.target(), engine=run.meta["engine"])
         return scenario, choose(scenario.costs, target, transfer=scenario.transfer_costs)
     costs = CalibratedCosts(load(scenario.costs), pipeline_depth=run.pipeline_depth)
-    return scenario.model_copy(update={"gpu": "L4"}), costs
+    return scenario.changed(gpu="L4"), costs
 
 
 def print_latencies(

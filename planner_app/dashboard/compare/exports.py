@@ -19,8 +19,8 @@ def scenario_yaml(result: Result) -> bytes:
     """The scenario with every field, the step costs by the name that `auto` stood for."""
     scenario = result.scenario
     if scenario.costs == "auto":
-        scenario = scenario.model_copy(update={"costs": result.summary["costs"]})
-    return yaml_text(scenario.model_dump()).encode()
+        scenario = scenario.changed(costs=result.summary["costs"])
+    return yaml_text(scenario.flat()).encode()
 
 
 def report_html(result: Result, spread: Spread | None) -> bytes:

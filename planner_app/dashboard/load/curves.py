@@ -68,7 +68,7 @@ def curves(
                 continue
             row: dict[str, Any] = {"gpu": find_gpu(gpu).name, "load": load, "requests_per_s": rate * load}
             try:
-                on_gpu = Scenario.make({**scenario.model_dump(), "gpu": gpu}, "scenario")
+                on_gpu = Scenario.make({**scenario.flat(), "gpu": gpu}, "scenario")
                 row |= _figures(trace, on_gpu, level, load)
             except BadInput as error:
                 row |= {"reason": str(error), "meets": False}

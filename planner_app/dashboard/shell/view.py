@@ -56,7 +56,7 @@ _SHOWN: dict[str, Value] = {
 
 def scenario_defaults(kind: type[Scenario] = Scenario) -> dict[str, Value]:
     """The parameters that are fields of a scenario, with their defaults."""
-    fields = {name: info.default for name, info in kind.model_fields.items()}
+    fields = {name: info.default for name, info in kind.flat_fields().items()}
     return {**fields, **_SHOWN}
 
 
@@ -64,7 +64,7 @@ SCENARIO = scenario_defaults()
 DEFAULTS: dict[str, Value] = {**LOAD, **GENERATOR, **SPECULATION, **SCENARIO}
 _TYPES = {
     **{name: type(value) for name, value in DEFAULTS.items()},
-    **{name: value_type(info) for name, info in Scenario.model_fields.items()},
+    **{name: value_type(info) for name, info in Scenario.flat_fields().items()},
 }
 
 
@@ -152,7 +152,7 @@ class PageView:
 
     def key(self) -> tuple[object, ...]:
         """The part of a view that its replay depends on."""
-        return (*self.trace_key(), self.scenario().model_dump_json())
+        return (*self.trace_key(), self.scenario())
 
     def differences(self, other: PageView) -> tuple[tuple[str, Value, Value], ...]:
         """Name, other's value and own value of every parameter in which they differ."""
@@ -224,8 +224,9 @@ def _options(view: PageView) -> list[str]:
     scenario, names = view.scenario(), {"model", "gpu"}
     if scenario.kv_tokens is not None or scenario.free_gpu_memory_fraction is not None:
         names |= set(_SHOWN)  # an engine takes its default only where no limit is given
+    options = scenario.flat()
     for name in SCENARIO:
-        option, value = "--" + name.replace("_", "-"), getattr(scenario, name)
+        option, value = "--" + name.replace("_", "-"), options[name]
         if value is None or (value == DEFAULTS[name] and name not in names):
             continue
         if isinstance(value, bool):

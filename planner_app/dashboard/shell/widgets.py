@@ -166,7 +166,8 @@ def more_looks(kind: type[Scenario] = Scenario) -> dict[str, WidgetLook]:
         "seed": WidgetLook("number_input", "Seed", {"min_value": 0, "max_value": 2**31 - 1}),
     }
     elsewhere = {*first, *server_looks(), *host_look(), *tier_looks(), *window_look()}
-    rest = {name: plain_look(name, info) for name, info in kind.model_fields.items() if name not in elsewhere}
+    fields = kind.flat_fields().items()
+    rest = {name: plain_look(name, info) for name, info in fields if name not in elsewhere}
     return {**first, **rest}
 
 

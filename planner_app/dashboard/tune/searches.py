@@ -43,7 +43,7 @@ def grid_budgets(scenario: Scenario) -> tuple[float, ...]:
 
 def _fits(scenario: Scenario, fraction: float) -> bool:
     try:
-        scenario.model_copy(update={"gpu_memory_utilization": fraction}).budget()
+        scenario.changed(gpu_memory_utilization=fraction).budget()
     except BadInput:
         return False
     return True

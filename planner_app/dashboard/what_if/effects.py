@@ -72,9 +72,9 @@ def active(view: PageView) -> list[str]:
     """The knobs that are on, in words."""
     scenario = view.scenario()
     names = []
-    if scenario.kv_offloading_size is not None:
-        names.append(f"{scenario.kv_offloading_size:g} GiB of host memory")
-        if scenario.secondary_tiers is not None:
+    if scenario.host is not None:
+        names.append(f"{scenario.host.size_gib:g} GiB of host memory")
+        if scenario.host.disk is not None:
             names.append("a disk")
     if scenario.speculation is not None:
         drafts = counted(scenario.speculation.num_speculative_tokens, "draft")

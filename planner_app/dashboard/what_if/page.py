@@ -73,7 +73,7 @@ def _charts(result: Result) -> None:
     requests, steps, scenario = result.requests, result.steps, result.scenario
     budget = scenario.budget()
     figures = [
-        ttft_parts(requests, tiers=scenario.kv_offloading_size is not None),
+        ttft_parts(requests, tiers=scenario.host is not None),
         cached_and_uncached_ttft(requests),
         latencies(requests, ("ttft_s", "tpot_s")),
         load_over_time(steps),

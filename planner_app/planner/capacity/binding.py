@@ -211,7 +211,7 @@ def _with_twice(question: CapacityQuestion, limit: str) -> CapacityQuestion:
         more["max_num_batched_tokens"] = 2 * tokens
     elif limit == "compute":
         costs = scaled(question.costs_of(None), 0.5)
-    return replace(question, scenario=scenario.model_copy(update=more), costs=costs)
+    return replace(question, scenario=scenario.changed(**more), costs=costs)
 
 
 def excess(term: TermVerdict) -> float:

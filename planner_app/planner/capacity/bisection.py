@@ -259,7 +259,7 @@ class CapacityQuestion:
         if ask.draw is None:
             return self
         seed = self.seed * _SEEDS + ask.draw
-        question = replace(self, scenario=self.scenario.model_copy(update={"seed": seed}))
+        question = replace(self, scenario=self.scenario.changed(seed=seed))
         if self.workload is None:
             return question
         trace = self.workload(self.trace, seed)

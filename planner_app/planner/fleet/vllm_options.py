@@ -9,9 +9,8 @@ import json
 from typing import Any
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.machine.secondary_tiers import FILE_SYSTEM
-from pagecast.sim.scenario import Scenario
-from pagecast.sim.speculation.config import SpeculativeConfig
+from pagecast.sim.core.tier_spec import OffloadingPolicy
+from pagecast.sim.scenario import HostTier, Scenario
 
 PORT = 8000
 _ROOT_DIR = "/var/cache/vllm-kv"  # of the disk tier, where the scenario names none
@@ -62,7 +61,7 @@ def serve_arguments(scenario: Scenario, port: int = PORT, *, hands_over: bool = 
         "--kv-cache-dtype": (scenario.kv_cache_dtype, "auto"),
         "--scheduling-policy": (scenario.scheduling_policy, "fcfs"),
         "--speculative-config": (_speculation(scenario), None),
-        "--kv-offloading-size": (scenario.kv_offloading_size, None),
+        "--kv-offloading-size": (scenario.host and scenario.host.size_gib, None),
         "--kv-transfer-config": (_connector(scenario, hands_over=hands_over), None),
     }
     for option, (value, default) in options.items():
@@ -83,9 +82,8 @@ def _check(scenario: Scenario) -> None:
     """Errors: BadInput where vLLM does not do what is simulated."""
     if scenario.profile != "vllm":
         raise BadInput(f"--emit: profile {scenario.profile} is not vLLM's; use --profile vllm")
-    fields = Scenario.model_fields
-    only = [name for name in _ONLY_SIMULATED if getattr(scenario, name) != fields[name].default]
-    if scenario.preemption_victim not in (None, "newest"):
+    only = [name for name in _ONLY_SIMULATED if name in scenario.given]
+    if scenario.cache.victim not in (None, "newest"):
         only.append("preemption_victim")
     if only:
         raise BadInput(f"--emit: vLLM has no option for {', '.join(only)}; plan without, or without --emit")
@@ -100,9 +98,9 @@ def _check(scenario: Scenario) -> None:
 
 def _speculation(scenario: Scenario) -> str | None:
     """The value of `--speculative-config`: without acceptance, which vLLM's drafter decides."""
-    if scenario.speculative_config is None:
+    config = scenario.speculation
+    if config is None:
         return None
-    config = SpeculativeConfig.parse(scenario.speculative_config)
     if config.model is None and config.method in ("draft_model", "eagle", "eagle3"):
         raise BadInput(
             f"--emit: vLLM needs the draft model of {config.method}; write speculative_config as JSON with it"
@@ -113,36 +111,27 @@ def _speculation(scenario: Scenario) -> str | None:
 
 def _connector(scenario: Scenario, *, hands_over: bool) -> str | None:
     """The value of `--kv-transfer-config`: for handing over, or where offloading is not as by default."""
-    if hands_over and scenario.kv_offloading_size is not None:
+    if hands_over and scenario.host is not None:
         raise BadInput(
             "--emit: offloading and handing over need two connectors; leave kv_offloading_size out"
         )
     if hands_over:
         return json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})
-    return None if scenario.kv_offloading_size is None else _offloading(scenario)
+    return None if scenario.host is None else _offloading(scenario.host)
 
 
-def _offloading(scenario: Scenario) -> str | None:
-    extra: dict[str, Any] = {}
-    if scenario.kv_offloading_eviction_policy != "lru":
-        extra["eviction_policy"] = scenario.kv_offloading_eviction_policy
-    if scenario.kv_offloading_block_size is not None:
-        extra["block_size"] = scenario.kv_offloading_block_size
-    if not scenario.offload_prompt_only:
-        extra["offload_prompt_only"] = False
-    if scenario.kv_offloading_store_threshold:
-        extra["store_threshold"] = scenario.kv_offloading_store_threshold
-    if scenario.secondary_tiers is not None:
+def _offloading(host: HostTier) -> str | None:
+    usual = OffloadingPolicy()
+    defaults = usual.of_connector()
+    extra = {name: value for name, value in host.policy.of_connector().items() if value != defaults[name]}
+    if host.block_size is not None:
+        extra["block_size"] = host.block_size
+    if host.disk is not None:
         extra["spec_name"] = "TieringOffloadingSpec"
-        extra["secondary_tiers"] = _tiers(scenario.secondary_tiers)
+        extra["secondary_tiers"] = [{"root_dir": _ROOT_DIR, **tier} for tier in host.disk.tiers]
     config: dict[str, Any] = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
-    if scenario.kv_load_failure_policy != "fail":
-        config["kv_load_failure_policy"] = scenario.kv_load_failure_policy
+    if host.policy.kv_load_failure_policy != usual.kv_load_failure_policy:
+        config["kv_load_failure_policy"] = host.policy.kv_load_failure_policy
     if extra:
         config["kv_connector_extra_config"] = extra
     return json.dumps(config) if len(config) > 2 else None
-
-
-def _tiers(text: str) -> list[dict[str, Any]]:
-    tiers = [{"type": FILE_SYSTEM}] if text == FILE_SYSTEM else json.loads(text)
-    return [{"root_dir": _ROOT_DIR, **tier} for tier in tiers]

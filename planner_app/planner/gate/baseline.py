@@ -102,7 +102,7 @@ def make(trace: Trace, file: CheckFile, costs: str, figures: dict[str, list[floa
         trace_digest=digest(trace),
         costs=costs,
         reading=_plain(file.reading()),
-        scenario=file.scenario.model_dump(),
+        scenario=file.scenario.flat(),
         figures=figures,
     )
 
@@ -228,8 +228,8 @@ def changed(before: Baseline | Scenario, after: Scenario, costs: str) -> Sequenc
     if isinstance(before, Baseline):
         old = _resolved(before.scenario, before.costs)
     else:
-        old = _resolved(before.model_dump(), before.step_costs().name)
-    new = _resolved(after.model_dump(), costs)
+        old = _resolved(before.flat(), before.step_costs().name)
+    new = _resolved(after.flat(), costs)
     return [f"{name}: {old.get(name)} -> {new[name]}" for name in new if old.get(name) != new[name]]
 
 
@@ -237,7 +237,7 @@ _MEMORY_LIMITS = ("gpu_memory_utilization", "free_gpu_memory_fraction", "kv_toke
 
 
 def _resolved(fields: dict[str, Any], costs: str) -> dict[str, Any]:
-    defaults = {name: field.default for name, field in Scenario.model_fields.items()}
+    defaults = {name: field.default for name, field in Scenario.flat_fields().items()}
     resolution = {**defaults, **fields}
     if resolution["costs"] == AUTO:
         resolution["costs"] = costs

@@ -148,7 +148,7 @@ class SweepQuestion:
         about: dict[str, Any] = {
             "trace": f"{self.trace.name}, {len(self.trace):,} requests, {digest(self.trace)[:12]}",
             "space": str(self.space),
-            "scenario": self.scenario.model_dump(),
+            "scenario": self.scenario.flat(),
             "SLO": self.slo,
             "kind": "grid" if self.trials is None else f"search in generations of {self.generation}",
             "pagecast version": __version__,
@@ -166,7 +166,7 @@ class SweepQuestion:
 
     def _files(self) -> dict[str, str]:
         """Digests of the files that scenarios of the space and of the fleet read: calibrations, models."""
-        fields: list[Mapping[str, Any]] = [self.scenario.model_dump()]
+        fields: list[Mapping[str, Any]] = [self.scenario.flat()]
         fields += [{knob.name: value} for knob in self.space.knobs for value in knob.values]
         fields += self.fleet.overrides if self.fleet is not None else []
         digests = {}

@@ -122,8 +122,8 @@ def _knob(text: str, base: Scenario, fleet: bool) -> Knob:
     name = name.strip().replace("-", "_")
     if not equals or not values_text.strip():
         raise BadInput(f"{text}: write NAME=VALUE,VALUE or NAME=FROM:TO:STEP")
-    if name not in Scenario.model_fields and not (fleet and name in fleet_knobs.KNOBS):
-        raise BadInput(f"{text}: {unknown_field(name, Scenario.model_fields)}")
+    if name not in Scenario.flat_fields() and not (fleet and name in fleet_knobs.KNOBS):
+        raise BadInput(f"{text}: {unknown_field(name, Scenario.flat_fields())}")
     parts = [part.strip() for part in values_text.split(",")]
     if is_number(name) and len(parts) == 1 and parts[0].count(":") == 1:
         return _between(name, text, parts[0], base)
@@ -142,7 +142,7 @@ def is_number(name: str) -> bool:
     """Whether a field of the scenario, or a knob of a fleet, holds numbers."""
     if name in fleet_knobs.KNOBS:
         return name in fleet_knobs.COUNTS
-    return value_type(Scenario.model_fields[name]) in (int, float)
+    return value_type(Scenario.flat_fields()[name]) in (int, float)
 
 
 def _between(name: str, text: str, part: str, base: Scenario) -> Knob:
@@ -182,7 +182,7 @@ def _value(name: str, text: str, written: str, base: Scenario) -> KnobValue:
         value: Any = None if written.lower() == "none" else parse_yaml(written)
     except yaml.YAMLError:
         value = written
-    changed = Scenario.make({**base.model_dump(), name: value}, text)
+    changed = Scenario.make({**base.flat(), name: value}, text)
     try:
         if name == "gpu":
             return find_gpu(changed.gpu).name
@@ -194,5 +194,4 @@ def _value(name: str, text: str, written: str, base: Scenario) -> KnobValue:
             find_model(changed.model).kv_element_bytes(changed.kv_cache_dtype)
     except BadInput as error:
         raise BadInput(f"{text}: {error}") from None
-    checked: KnobValue = getattr(changed, name)
-    return checked
+    return changed.flat()[name]

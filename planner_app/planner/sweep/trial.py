@@ -123,7 +123,7 @@ def _margin(term: TermVerdict) -> float:
 def at(scenario: Scenario, point: Mapping[str, Any]) -> Scenario:
     """The scenario at a point of the space. Errors: BadInput where its fields contradict each other."""
     fields = {name: value for name, value in point.items() if name not in KNOBS}
-    return Scenario.make({**scenario.model_dump(), **fields}, "sweep")
+    return Scenario.make({**scenario.flat(), **fields}, "sweep")
 
 
 def check_memory(scenario: Scenario) -> None:

@@ -88,7 +88,7 @@ class Offloading:
         return bool(self._abandoned or self.deferred_frees)
 
     def _make_host(self, spec: HostTierSpec) -> HostBlocks:
-        return HostBlocks(spec.blocks, spec.eviction_policy, spec.store_threshold)
+        return HostBlocks(spec.blocks, spec.policy.eviction_policy, spec.policy.store_threshold)
 
     # ---- quiet time
 
@@ -100,7 +100,7 @@ class Offloading:
         ended, or once fewer of its blocks are in a window. 1 where blocks may be given back meanwhile, or a
         log says in which step a transfer ended. Else the end of a transfer changes nothing they could see.
         """
-        if self._watched.stores or not self.spec.prompt_only:
+        if self._watched.stores or not self.spec.policy.offload_prompt_only:
             return 0
         if self._refused and (self.jobs or self._room_made or self._lookup.windows):
             return 0
@@ -233,7 +233,7 @@ class Offloading:
 
     def _storing(self, chunks: Sequence[Chunk], decodes: Sequence[Request]) -> list[tuple[Request, int]]:
         """The requests that may have something to store, in admission order, and up to which token."""
-        prompt_only = self.spec.prompt_only
+        prompt_only = self.spec.policy.offload_prompt_only
         storing = []
         for chunk in chunks:
             request = chunk.request
@@ -442,7 +442,7 @@ class Offloading:
         A store that failed is no store. With `kv_load_failure_policy` `recompute` nobody ends: the tokens of
         the load are computed.
         """
-        if not lost or self.spec.kv_load_failure_policy != "fail":
+        if not lost or self.spec.policy.kv_load_failure_policy != "fail":
             return []
         requests = [request for number in lost if (request := self.loader(number)) is not None]
         for request in requests:

@@ -23,7 +23,7 @@ class TieredOffloading(Offloading):
     each end of transfers, and tells `disk.end` of their ends before the next plan. `tiers` is its `host`."""
 
     def _make_host(self, spec: HostTierSpec) -> HostBlocks:
-        self.tiers = TieredBlocks(spec.blocks, spec.eviction_policy)
+        self.tiers = TieredBlocks(spec.blocks, spec.policy.eviction_policy)
         return self.tiers
 
     @property

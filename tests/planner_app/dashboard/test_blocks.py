@@ -275,7 +275,7 @@ def cut(log: BlockLog, events: int) -> BlockLog:
 
 @pytest.mark.parametrize("rules", ["vllm", "nano-vllm"])
 def test_a_replays_pictures_are_the_cores_state_cancellations_and_all(rules):
-    scenario = BUSY.model_copy(update={"profile": rules})
+    scenario = BUSY.changed(profile=rules)
     kinds = pictures_equal_the_core(scenario, busy_trace(), least_steps=100)
     assert {"cancelled", "evicted", "reused", "preempted", "freed"} <= kinds
 
@@ -325,7 +325,7 @@ def test_pictures_of_a_model_with_windows_are_the_cores_state():
 
 
 def test_a_replay_with_a_host_tier_shows_loads():
-    shown = frames(record(busy_trace(120), BUSY.model_copy(update={"kv_offloading_size": 0.05})))
+    shown = frames(record(busy_trace(120), BUSY.changed(kv_offloading_size=0.05)))
     kinds = {shown.log.line(index, str).split()[1] for index in range(len(shown.log))}
     assert {"storing", "offloaded", "loading", "loaded"} <= kinds
     assert Look.LOADING in shown.changes[:, 2] & 7

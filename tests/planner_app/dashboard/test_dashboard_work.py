@@ -155,9 +155,7 @@ def test_tune_maps_the_grid_and_recommends_with_a_reason():
     assert updates[-1][0] == updates[-1][1] == len(table)
     assert sum(text is not None for row in figure.data[0].text for text in row) == len(table)
     row = table[(table["block_size"] == 32) & (table["reason"] == "")].iloc[-1]
-    alone = view.scenario().model_copy(
-        update={"block_size": 32, "gpu_memory_utilization": row["gpu_memory_utilization"]}
-    )
+    alone = view.scenario().changed(block_size=32, gpu_memory_utilization=row["gpu_memory_utilization"])
     assert row["ttft_p99_s"] == replay(trace, alone).summary["ttft_s"]["p99"]
     tuned = searches.tune_job(
         trace, view.scenario(), "block_size", view["slo"], False, progress=updates.append

@@ -1,5 +1,7 @@
 """A field that `Scenario` gains is an option of the commands and a widget of the dashboard."""
 
+from dataclasses import dataclass
+
 import pytest
 from pagecast.planner_app.commands.engine_options import engine_fields
 from pagecast.planner_app.commands.scenario_options import scenario_options
@@ -11,17 +13,18 @@ from pagecast.planner_app.dashboard.shell.widgets import (
     tier_looks,
     window_look,
 )
+from pagecast.sim.core.option import option
 from pagecast.sim.scenario import Scenario
-from pydantic import Field
 
 
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class Larger(Scenario):
     """A scenario with fields that no command and no page has heard of."""
 
-    speculative_tokens: int = Field(3, ge=1, le=16, description="tokens drafted per step")
-    host_gib: float | None = Field(None, gt=0, description="host memory for KV")
-    swap: bool = Field(False, description="preempt by swapping")
-    enforce_eager: bool = Field(False, description="no CUDA graphs")
+    speculative_tokens: int = option("tokens drafted per step", 3, ge=1, le=16)
+    host_gib: float | None = option("host memory for KV", None, gt=0)
+    swap: bool = option("preempt by swapping", False)
+    enforce_eager: bool = option("no CUDA graphs", False)
 
 
 NEW = ("speculative_tokens", "host_gib", "swap", "enforce_eager")
@@ -29,7 +32,7 @@ NEW = ("speculative_tokens", "host_gib", "swap", "enforce_eager")
 
 def test_a_new_field_is_an_option():
     options = {one.name: one for one in scenario_options(Larger)}
-    assert set(options) == {"scenario", *Larger.model_fields}
+    assert set(options) == {"scenario", *Larger.flat_fields()}
     help_of = {name: options[name].annotation.__metadata__[0].help for name in NEW}
     assert help_of["speculative_tokens"] == "tokens drafted per step [3]"
     assert help_of["host_gib"] == "host memory for KV"
@@ -53,14 +56,14 @@ def test_a_new_field_is_a_parameter_and_a_widget():
 def test_every_field_has_one_widget():
     names = [*server_looks(), *host_look(), *tier_looks(), *window_look(), *more_looks()]
     assert names == list(dict.fromkeys(names))
-    assert set(names) == set(SCENARIO) == set(Scenario.model_fields)
+    assert set(names) == set(SCENARIO) == set(Scenario.flat_fields())
 
 
 def test_defaults_are_those_of_a_scenario_but_for_what_a_slider_shows():
-    fields = {name: info.default for name, info in Scenario.model_fields.items()}
+    fields = {name: info.default for name, info in Scenario.flat_fields().items()}
     on_sliders = {"gpu_memory_utilization", "kv_offloading_size"}
     assert {name for name in fields if fields[name] != SCENARIO[name]} == on_sliders
-    assert PageView().scenario().kv_offloading_size is None
+    assert PageView().scenario().host is None
 
 
 @pytest.mark.parametrize(
@@ -77,4 +80,4 @@ def test_defaults_are_those_of_a_scenario_but_for_what_a_slider_shows():
 )
 def test_a_link_gives_the_fields(query, fields):
     scenario = PageView.from_query(query).scenario()
-    assert {name: getattr(scenario, name) for name in fields} == fields
+    assert {name: scenario.flat()[name] for name in fields} == fields

@@ -135,7 +135,7 @@ def test_requests_that_are_too_long_at_any_load_are_left_out_and_counted():
 )
 def test_rejections_for_length_are_told_from_those_for_load(fields, tokens, always):
     trace = of_rate(10.0, 4, input_tokens=tokens, tenant="a")
-    result = replay(trace, Scenario.make({**SCENARIO.model_dump(), **fields}, "test"))
+    result = replay(trace, Scenario.make({**SCENARIO.flat(), **fields}, "test"))
     reasons = set(result.requests["reason"])
     assert reasons
     assert {at_any_load(reason) for reason in reasons} == {always}
@@ -164,7 +164,7 @@ def test_a_summary_with_requests_that_did_not_complete_gets_no_verdict_on_ttft()
 @pytest.mark.parametrize("kind", ["rate", "concurrency"])
 def test_a_plan_stays_below_the_load_at_which_requests_are_shed(slo, kind):
     """Who is shed has no TTFT: percentiles over the others alone stay below any bound, at any load."""
-    shedding = SCENARIO.model_copy(update={"shed_ttft_s": 0.5})
+    shedding = SCENARIO.changed(shed_ttft_s=0.5)
     result = plan(
         of_rate(4.0), shedding, Slo.parse(slo), kinds=[kind], replicates=0, explain=False, most_requests=240
     ).answers[kind]
@@ -266,7 +266,7 @@ def test_a_check_fails_where_requests_are_shed_and_says_how_many(tmp_path, capsy
     ],
 )
 def test_a_sweep_without_an_answer_says_why(fields, columns, words):
-    scenario = SCENARIO.model_copy(update=fields)
+    scenario = SCENARIO.changed(**fields)
     space = parse_space(["max_num_seqs=4,8"], scenario)
     question = SweepQuestion(of_rate(600.0, **columns), scenario, space, slo="ttft_p99<1s")
     result = sweep(question, workers=1)

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from pagecast.sim.core.cache_policy import CachePolicy
+from pagecast.sim.core.cache_policy import ByPriority, CachePolicy
+from pagecast.sim.core.cache_rules import CacheRules
 from pagecast.sim.core.check import check, check_counts
 from pagecast.sim.core.engines.registry import PROFILES
 from pagecast.sim.core.engines.sglang.settings import SglangSettings
@@ -97,8 +98,8 @@ class Life:
         self.limits = replace(self.limits, **(more or {}))
         if tenants is not None:
             self.limits = replace(self.limits, policy="fcfs", tenants=Tenants.parse(tenants))
-        self.retains = policy is not None and policy.eviction == "priority"
-        rules = (policy or CachePolicy()).applied(PROFILES[profile])
+        self.retains = policy is not None and isinstance(policy.eviction, ByPriority)
+        rules = CacheRules(policy or CachePolicy()).applied(PROFILES[profile])
         self.s = Scheduler(self.limits, rules, log=(next(draw) % 4 == 0) | log)
         self.ids = ids
         self.plans: list = []

@@ -2,11 +2,14 @@
 
 import sys
 from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagecast.sim.core.cache_policy import ADMISSIONS, VICTIMS, CachePolicy
+from pagecast.sim.core.cache_policy import Admission, CachePolicy, ForCompletion, ForMaximum, ForPrompt, Lfu
+from pagecast.sim.core.cache_policy import Victim as VictimName
+from pagecast.sim.core.cache_rules import CacheRules, no_time
 from pagecast.sim.core.check import check
 from pagecast.sim.core.engines.nano_vllm.profile import NANO_VLLM
 from pagecast.sim.core.engines.registry import PROFILES
@@ -16,6 +19,7 @@ from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.plan import Outcome
 from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.rules.shedding import PrefillNs
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.tier_spec import HostTierSpec
 
@@ -26,8 +30,11 @@ from driver import Life, endless
 SIZE = 4
 
 
-def scheduler(blocks: int, *, policy: str = "fcfs", **rules: object) -> Scheduler:
-    return Scheduler(Limits(blocks, SIZE, 8, 4096, policy=policy), CachePolicy(**rules).applied(VLLM))
+def scheduler(
+    blocks: int, *, policy: str = "fcfs", prefill_ns: PrefillNs = no_time, **chosen: Any
+) -> Scheduler:
+    rules = CacheRules(CachePolicy(**chosen), prefill_ns=prefill_ns)
+    return Scheduler(Limits(blocks, SIZE, 8, 4096, policy=policy), rules.applied(VLLM))
 
 
 def request(number: int, prompt: int, output: int, priority: int = 0, text: int | None = None) -> Request:
@@ -49,25 +56,25 @@ def run(s: Scheduler, most: int = 2000) -> int:
     raise AssertionError("requests wait for ever")
 
 
-def outcome(admission: str, **rules: object) -> tuple[int, int]:
+def outcome(admission: Admission) -> tuple[int, int]:
     """Most running at once, and preemptions, of eight requests of 8 + 24 tokens in 24 blocks."""
-    s = scheduler(24, admission=admission, **rules)
+    s = scheduler(24, admission=admission)
     for number in range(8):
         s.submit(request(number, 8, 24))
     return run(s), s.preemptions
 
 
 def test_more_reserved_is_fewer_at_once_and_fewer_preempted() -> None:
-    assert outcome("prompt") == (8, 7)
-    assert outcome("completion") == (3, 0)
-    assert outcome("expected", expected_output=12) == (4, 2)
-    assert outcome("maximum", most_output=40) == (2, 0)
+    assert outcome(ForPrompt()) == (8, 7)
+    assert outcome(ForCompletion()) == (3, 0)
+    assert outcome(ForMaximum(12)) == (4, 2)
+    assert outcome(ForMaximum(40)) == (2, 0)
 
 
 def test_what_a_load_holds_is_reserved_to_its_end() -> None:
     """Requests whose prefix is loaded from host memory are not preempted either."""
     limits = Limits(30, SIZE, 8, 4096, host=HostTierSpec(64))
-    s = Scheduler(limits, CachePolicy(admission="completion").applied(VLLM))
+    s = Scheduler(limits, CacheRules(CachePolicy(admission=ForCompletion())).applied(VLLM))
     under_way: list[int] = []
 
     def step() -> None:
@@ -95,7 +102,7 @@ def test_what_a_load_holds_is_reserved_to_its_end() -> None:
 
 
 def test_a_reservation_is_free_again_when_a_request_ends_early() -> None:
-    s = scheduler(24, admission="maximum", most_output=40)
+    s = scheduler(24, admission=ForMaximum(40))
     for number in range(4):
         s.submit(request(number, 8, 4))
     plan = s.plan(0)
@@ -107,7 +114,7 @@ def test_a_reservation_is_free_again_when_a_request_ends_early() -> None:
 
 
 def test_a_reservation_beyond_the_pool_is_served_alone() -> None:
-    s = scheduler(6, admission="maximum", most_output=4000)
+    s = scheduler(6, admission=ForMaximum(4000))
     s.submit(request(0, 8, 4))
     s.submit(request(1, 8, 4))
     assert run(s) == 1
@@ -177,7 +184,7 @@ def test_of_equal_progress_the_newest_goes() -> None:
 
 
 def test_requests_are_shed_by_the_ttft_to_expect() -> None:
-    s = scheduler(1000, shed_ns=100, prefill_ns=lambda tokens: float(tokens))
+    s = scheduler(1000, shed_ttft_s=1e-7, prefill_ns=lambda tokens: float(tokens))
     kept = [s.submit(request(number, 40, 4)) for number in range(4)]
     assert kept == [True, True, False, False]
     refused = request(9, 40, 4)
@@ -189,7 +196,7 @@ def test_requests_are_shed_by_the_ttft_to_expect() -> None:
 
 def test_shedding_leaves_the_profiles_own_rejections() -> None:
     """Under TensorRT-LLM's rules a request that would never run is rejected whether load is shed or not."""
-    rules = CachePolicy(shed_ns=10**12, prefill_ns=lambda tokens: float(tokens))
+    rules = CacheRules(CachePolicy(shed_ttft_s=1000.0), prefill_ns=lambda tokens: float(tokens))
     s = Scheduler(Limits(10, SIZE, 8, 4096), rules.applied(PROFILES["trtllm-max-utilization"]))
     assert not s.submit(too_long := request(1, 30, 11))
     assert too_long.reason == "needs 11 blocks of 4 tokens; the pool has 10"
@@ -204,7 +211,7 @@ def test_nano_vllm_says_what_it_does_not_have(more: dict[str, object]) -> None:
 
 
 def test_cached_prompts_are_shed_later() -> None:
-    s = scheduler(1000, shed_ns=100, prefill_ns=lambda tokens: float(tokens))
+    s = scheduler(1000, shed_ttft_s=1e-7, prefill_ns=lambda tokens: float(tokens))
     for number in range(200):
         keys = BlockKeys.of_spans(SIZE, [(1, 0, 41)], (1000 + number, 0))
         assert s.submit(Request(f"w{number}", keys, 41, 1))
@@ -217,21 +224,19 @@ def test_cached_prompts_are_shed_later() -> None:
 
 def test_other_profiles_keep_their_own_rules() -> None:
     with pytest.raises(BadInput, match="choose vllm"):
-        CachePolicy(watermarks=(0.5, 0.9)).applied(NANO_VLLM)
-    assert CachePolicy(eviction="lfu").applied(NANO_VLLM).name == "nano-vllm"
+        CacheRules(CachePolicy(watermarks=(0.5, 0.9))).applied(NANO_VLLM)
+    assert CacheRules(CachePolicy(eviction=Lfu())).applied(NANO_VLLM).name == "nano-vllm"
 
 
 @settings(max_examples=40, deadline=None)
 @given(
     data=st.binary(min_size=300, max_size=900),
-    admission=st.sampled_from(ADMISSIONS),
-    victim=st.sampled_from(VICTIMS),
+    admission=st.sampled_from([ForPrompt(), ForCompletion(), ForMaximum(3), ForMaximum(9)]),
+    victim=st.sampled_from(get_args(VictimName)),
     marks=st.sampled_from([None, (0.3, 0.6), (0.8, 0.9)]),
 )
 def test_no_rule_breaks_an_invariant_or_waits_for_ever(data, admission, victim, marks) -> None:
-    rules = CachePolicy(
-        admission=admission, expected_output=3, most_output=9, victim=victim, watermarks=marks, shed_ns=10**9
-    )
+    rules = CachePolicy(admission=admission, victim=victim, watermarks=marks, shed_ttft_s=1.0)
     life = Life(endless(data), policy=rules)
     while life.operations < len(data) // 4:
         life.operate()

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagecast.sim.core.cache_policy import CachePolicy
+from pagecast.sim.core.cache_policy import EVICTIONS, CachePolicy
 from pagecast.sim.core.check import check
 from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.eviction_orders import POOL_ORDERS
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.scheduler import Scheduler
 
@@ -128,11 +127,11 @@ ALL = {
 
 
 @settings(max_examples=40, deadline=None)
-@given(data=st.binary(min_size=300, max_size=900), eviction=st.sampled_from(POOL_ORDERS))
+@given(data=st.binary(min_size=300, max_size=900), eviction=st.sampled_from(list(EVICTIONS)))
 def test_with_everything_on_no_cancellation_loses_a_block(data: bytes, eviction: str) -> None:
     life = Life(
         endless(data),
-        policy=CachePolicy(eviction, watermarks=(0.6, 0.9), victim="least-progress"),
+        policy=CachePolicy(EVICTIONS[eviction](), watermarks=(0.6, 0.9), victim="least-progress"),
         more=ALL,
         tenants="a:weight=1",
     )

@@ -5,10 +5,12 @@ import os
 import random
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pagecast.sim.core.cache_policy import CachePolicy
+from pagecast.sim.core.cache_policy import EVICTIONS, CachePolicy
+from pagecast.sim.core.cache_rules import CacheRules
 from pagecast.sim.core.check import Checker, check
 from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.identity.keys import BlockKeys
@@ -19,7 +21,7 @@ from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.retention import Retention
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.tenants import Tenants
-from pagecast.sim.core.tier_spec import HostTierSpec
+from pagecast.sim.core.tier_spec import HostTierSpec, OffloadingPolicy
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -38,11 +40,13 @@ OF_DISK = {"asking", "promoting", "cascading"}  # its blocks come from the disk,
 RETENTIONS = (None, Retention.parse("0-64:80 decode:10"), Retention.parse("0-32:90:0.0000002 32-:20"))
 
 # With a host tier KV is loaded and stored by transfers; without one partly matching blocks are reused.
-HOST = {"host": HostTierSpec(200)}
-ARC = {"host": HostTierSpec(60, 2, "arc")}
+RECOMPUTED = OffloadingPolicy(kv_load_failure_policy="recompute")
+RECOMPUTED_ARC = replace(RECOMPUTED, eviction_policy="arc")
+HOST = {"host": HostTierSpec(200, policy=RECOMPUTED)}
+ARC = {"host": HostTierSpec(60, 2, RECOMPUTED_ARC)}
 PARTIAL = {"partial_reuse": "copy"}
-DISK = {"host": HostTierSpec(150, disk=True)}
-DISK_ARC = {"host": HostTierSpec(100, 2, "arc", disk=True)}
+DISK = {"host": HostTierSpec(150, policy=RECOMPUTED, disk=True)}
+DISK_ARC = {"host": HostTierSpec(100, 2, RECOMPUTED_ARC, disk=True)}
 
 
 def instants_of(more: dict[str, object]) -> set[str]:
@@ -68,7 +72,7 @@ class Churn:
             tenants=Tenants.parse(f"a:weight=2,blocks={CEILING} *:weight=1"),
             **more,
         )
-        self.s = Scheduler(limits, CachePolicy(eviction).applied(VLLM))
+        self.s = Scheduler(limits, CacheRules(CachePolicy(EVICTIONS[eviction]())).applied(VLLM))
         self.checker = Checker(self.s, every=500)
         self.count = self.cancelled = self.retried = self.ended = self.forks = 0
         self.transfers = self.failed = self.unreadable = self.idle_steps = 0

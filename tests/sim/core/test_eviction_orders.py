@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagecast.sim.core.cache_policy import CachePolicy
+from pagecast.sim.core.cache_policy import EVICTIONS, CachePolicy, CostAware, Eviction, Fifo, Lfu, Lru, Slru
+from pagecast.sim.core.cache_rules import CacheRules
 from pagecast.sim.core.engines.vllm.profile import VLLM
-from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.eviction_orders import POOL_ORDERS
 from pagecast.sim.core.memory.ranked_eviction import RankedEviction
 from pagecast.sim.core.memory.run import FreePiece
 from pagecast.sim.core.request import Request
@@ -25,14 +24,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from driver import Life, endless
 
 SIZE = 4
-RANKED = [name for name in POOL_ORDERS if name != "lru"]
+SETTINGS = {name: kind() for name, kind in EVICTIONS.items()} | {"slru": Slru(0.3), "cost": CostAware(0.4)}
+RANKED = [name for name in EVICTIONS if name != "lru"]
 
 
 class Server:
     """A small replica that serves one prompt at a time."""
 
-    def __init__(self, blocks: int, **policy: object) -> None:
-        self.s = Scheduler(Limits(blocks, SIZE, 4, 4096), CachePolicy(**policy).applied(VLLM))
+    def __init__(self, blocks: int, eviction: Eviction, **estimates: object) -> None:
+        rules = CacheRules(CachePolicy(eviction), **estimates).applied(VLLM)
+        self.s = Scheduler(Limits(blocks, SIZE, 4, 4096), rules)
         self.count = 0
 
     def serve(self, text: int, tokens: int) -> int:
@@ -49,7 +50,7 @@ class Server:
 
 
 def test_lfu_keeps_what_was_reused_most() -> None:
-    server = Server(8, eviction="lfu")
+    server = Server(8, Lfu())
     for text in (1, 1, 1, 2, 3, 4, 5):
         server.serve(text, 9)
     assert server.serve(1, 9) == 8
@@ -57,16 +58,16 @@ def test_lfu_keeps_what_was_reused_most() -> None:
 
 
 def test_fifo_drops_what_was_written_first_however_often_it_is_used() -> None:
-    for order, kept in (("fifo", False), ("lru", True)):
-        server = Server(8, eviction=order)
+    for order, kept in ((Fifo(), False), (Lru(), True)):
+        server = Server(8, order)
         for text in (1, 2, 1, 1, 3, 1, 4):
             server.serve(text, 9)
         assert (server.serve(1, 9) == 8) == kept, order
 
 
 def test_segmented_lru_survives_a_scan_that_empties_lru() -> None:
-    for order, kept in (("slru", 8), ("lru", 0)):
-        server = Server(12, eviction=order)
+    for order, kept in ((Slru(), 8), (Lru(), 0)):
+        server = Server(12, order)
         server.serve(1, 9)
         server.serve(1, 9)
         for text in range(10, 20):
@@ -75,7 +76,7 @@ def test_segmented_lru_survives_a_scan_that_empties_lru() -> None:
 
 
 def test_protected_blocks_beyond_the_share_are_evicted_as_others() -> None:
-    server = Server(12, eviction="slru", protected_share=0.2)
+    server = Server(12, Slru(0.2))
     for text in (1, 1, 2, 2, 3, 3):
         server.serve(text, 9)
     for text in range(10, 14):
@@ -86,19 +87,19 @@ def test_protected_blocks_beyond_the_share_are_evicted_as_others() -> None:
 
 def test_the_cost_aware_order_keeps_what_takes_longest_to_compute_again() -> None:
     """Texts used once, the deep one earliest: LRU drops it, the cost-aware order keeps its head."""
-    for order, kept in (("cost", 16), ("lru", 0)):
-        server = Server(12, eviction=order, recompute=lambda block: 1.0 + 100 * block, prefix_cap=1.0)
+    for order, kept in ((CostAware(1.0), 16), (Lru(), 0)):
+        server = Server(12, order, recompute=lambda block: 1.0 + 100 * block)
         server.serve(1, 21)
         for text in range(10, 18):
             server.serve(text, 9)
         assert server.serve(1, 21) >= kept
-        assert (server.serve(1, 21) > 0) == (kept > 0) or order == "lru"
+        assert (server.serve(1, 21) > 0) == (kept > 0) or order == Lru()
 
 
 def test_a_prefix_owns_no_more_than_its_cap() -> None:
     kept = {}
     for cap in (1.0, 0.25):
-        server = Server(24, eviction="cost", recompute=lambda block: 1.0 + 100 * block, prefix_cap=cap)
+        server = Server(24, CostAware(cap), recompute=lambda block: 1.0 + 100 * block)
         server.serve(1, 80)
         for text in range(10, 14):
             server.serve(text, 9)
@@ -108,7 +109,7 @@ def test_a_prefix_owns_no_more_than_its_cap() -> None:
 
 def test_reuse_is_learned() -> None:
     """Content that is never asked for again loses its value against content that is."""
-    server = Server(16, eviction="cost")
+    server = Server(16, CostAware())
     order = server.s.memory.pool.eviction.order
     for text in range(40):
         server.serve(1, 9)
@@ -116,15 +117,10 @@ def test_reuse_is_learned() -> None:
     assert order.probability(0) < 0.2 < 0.8 < order.probability(8)
 
 
-def test_an_unknown_order_is_named_with_the_known_ones() -> None:
-    with pytest.raises(BadInput, match="'mru' is not known; choose lru"):
-        CachePolicy(eviction="mru").applied(VLLM)
-
-
 @settings(max_examples=25, deadline=None)
 @given(data=st.binary(min_size=300, max_size=900), order=st.sampled_from(RANKED), ids=st.booleans())
 def test_no_order_loses_a_block(data: bytes, order: str, ids: bool) -> None:
-    life = Life(endless(data), policy=CachePolicy(order, prefix_cap=0.4, protected_share=0.3), ids=ids)
+    life = Life(endless(data), policy=CachePolicy(SETTINGS[order]), ids=ids)
     while life.operations < len(data) // 4:
         life.operate()
     life.drain()
@@ -152,7 +148,7 @@ class Search:
 def test_the_heap_decides_as_a_search_of_all_pieces(order: str, data: bytes) -> None:
     events = []
     for searching in (False, True):
-        life = Life(endless(data), policy=CachePolicy(order, prefix_cap=0.4, protected_share=0.3), log=True)
+        life = Life(endless(data), policy=CachePolicy(SETTINGS[order]), log=True)
         if searching:
             eviction = life.s.memory.pool.eviction
             eviction.__class__ = type("Searching", (Search, type(eviction)), {})
@@ -167,7 +163,7 @@ def test_a_shared_prefix_with_many_followers_is_not_searched_again_and_again(mon
     """The work per evicted block does not grow with the number of conversations that share a prompt."""
     looked = {}
     for conversations in (50, 400):
-        server = Server(8 + 2 * conversations, eviction="fifo")
+        server = Server(8 + 2 * conversations, Fifo())
         for number in range(conversations):
             spans = [(1, 0, 16), (10 + number, 0, 8)]
             keys = BlockKeys.of_spans(SIZE, spans, (5000 + number, 0))
@@ -189,6 +185,6 @@ def test_a_shared_prefix_with_many_followers_is_not_searched_again_and_again(mon
 
 
 def test_limits_reach_the_order() -> None:
-    made = replace(VLLM, eviction=CachePolicy("slru").applied(VLLM).eviction)
+    made = replace(VLLM, eviction=CacheRules(CachePolicy(Slru())).applied(VLLM).eviction)
     assert made.eviction(Limits(10)).blanks_first
     assert not made.eviction(Limits(10, caching=False)).blanks_first

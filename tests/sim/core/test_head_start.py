@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagecast.sim.core.cache_policy import CachePolicy
+from pagecast.sim.core.cache_policy import EVICTIONS, CachePolicy
+from pagecast.sim.core.cache_rules import CacheRules
 from pagecast.sim.core.check import check
 from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.errors import BadInput
@@ -14,7 +15,6 @@ from pagecast.sim.core.events import EventKind
 from pagecast.sim.core.identity.keys import BlockKeys, Public, common_tokens
 from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.eviction_orders import POOL_ORDERS
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.scheduler import Scheduler
 
@@ -27,7 +27,7 @@ SIZE = 8
 
 def scheduler(mode: str, blocks: int = 40, eviction: str = "lru") -> Scheduler:
     limits = Limits(blocks, SIZE, 8, 4096, partial_reuse=mode)
-    return Scheduler(limits, CachePolicy(eviction).applied(VLLM), log=True)
+    return Scheduler(limits, CacheRules(CachePolicy(EVICTIONS[eviction]())).applied(VLLM), log=True)
 
 
 def request(
@@ -189,11 +189,17 @@ def test_tenants_never_share_a_part_of_a_block(public: bool, ids: bool) -> None:
 @given(
     data=st.binary(min_size=300, max_size=900),
     mode=st.sampled_from(["copy", "take"]),
-    eviction=st.sampled_from(POOL_ORDERS),
+    eviction=st.sampled_from(list(EVICTIONS)),
     ids=st.booleans(),
 )
 def test_partial_reuse_loses_no_block(data: bytes, mode: str, eviction: str, ids: bool) -> None:
-    life = Life(endless(data), policy=CachePolicy(eviction), more={"partial_reuse": mode}, log=True, ids=ids)
+    life = Life(
+        endless(data),
+        policy=CachePolicy(EVICTIONS[eviction]()),
+        more={"partial_reuse": mode},
+        log=True,
+        ids=ids,
+    )
     while life.operations < len(data) // 4:
         life.operate()
         if life.operations % 10 == 0:

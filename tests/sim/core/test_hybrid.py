@@ -8,7 +8,8 @@ import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagecast.sim.core.cache_policy import CachePolicy
+from pagecast.sim.core.cache_policy import EVICTIONS, CachePolicy, Slru
+from pagecast.sim.core.cache_rules import CacheRules
 from pagecast.sim.core.check import check
 from pagecast.sim.core.engines.nano_vllm.profile import NANO_VLLM
 from pagecast.sim.core.engines.vllm.profile import VLLM
@@ -54,7 +55,8 @@ def scheduler(
     numbered: bool = True,
 ) -> Scheduler:
     limits = Limits(blocks, unit_tokens(groups), 8, 32, pipeline_depth=depth, caching=caching, groups=groups)
-    profile = CachePolicy(eviction, protected_share=0.5).applied(VLLM)
+    order = Slru(0.5) if eviction == "slru" else EVICTIONS[eviction]()
+    profile = CacheRules(CachePolicy(order)).applied(VLLM)
     return Scheduler(limits, profile, numbered=numbered)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from pagecast.sim.core.cache_policy import CachePolicy
+from pagecast.sim.core.cache_policy import ByPriority, CachePolicy
+from pagecast.sim.core.cache_rules import CacheRules
 from pagecast.sim.core.check import check
 from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.errors import BadInput
@@ -22,7 +23,7 @@ SECOND = 1_000_000_000
 class Server:
     def __init__(self, blocks: int, partial_reuse: str = "") -> None:
         limits = Limits(blocks, SIZE, 4, 4096, partial_reuse=partial_reuse)
-        self.s = Scheduler(limits, CachePolicy("priority").applied(VLLM), log=True)
+        self.s = Scheduler(limits, CacheRules(CachePolicy(ByPriority())).applied(VLLM), log=True)
         self.count = 0
         self.now = 0
 

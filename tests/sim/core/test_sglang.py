@@ -300,7 +300,7 @@ def test_tenants_below_a_ceiling_are_told_apart_in_stretches_too():
     trace = dataclasses.replace(trace, requests=trace.requests.assign(tenant=tenants))
     scenario = Scenario(profile="sglang", costs="roofline", block_size=16, num_gpu_blocks=600)
     free = replay(trace, scenario).summary
-    limited = scenario.model_copy(update={"tenants": "a:blocks=300"})
+    limited = scenario.changed(tenants="a:blocks=300")
     fast = replay(trace, limited, check_every=10)
     assert fast.requests.equals(replay(trace, limited, fast_forward=False).requests)
     assert fast.summary["tenants"]["a"]["ttft_p99_s"] > 2 * free["tenants"]["a"]["ttft_p99_s"]

@@ -3,12 +3,14 @@
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pagecast.sim.core.cache_policy import CachePolicy
+from pagecast.sim.core.cache_policy import EVICTIONS, CachePolicy
+from pagecast.sim.core.cache_rules import CacheRules
 from pagecast.sim.core.check import check
 from pagecast.sim.core.engines.registry import PROFILES
 from pagecast.sim.core.engines.sglang.settings import SglangSettings
@@ -19,12 +21,11 @@ from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.core.identity.keys import BlockKeys, Public
 from pagecast.sim.core.identity.scope import Scope
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.eviction_orders import POOL_ORDERS
 from pagecast.sim.core.plan import Outcome
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.tenants import Tenants, TenantShare
-from pagecast.sim.core.tier_spec import HostTierSpec
+from pagecast.sim.core.tier_spec import HostTierSpec, OffloadingPolicy
 from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
 from pagecast.sim.scenario import Scenario
 
@@ -34,11 +35,13 @@ from disk_worker import DiskWorker
 from driver import Life, endless
 
 SIZE = 4
+RECOMPUTED = OffloadingPolicy(kv_load_failure_policy="recompute")
+ARC = replace(RECOMPUTED, eviction_policy="arc")
 
 
 def scheduler(blocks: int, tenants: str, *, seqs: int = 8, eviction: str = "lru") -> Scheduler:
     limits = Limits(blocks, SIZE, seqs, 4096, tenants=Tenants.parse(tenants))
-    return Scheduler(limits, CachePolicy(eviction).applied(VLLM), log=True)
+    return Scheduler(limits, CacheRules(CachePolicy(EVICTIONS[eviction]())).applied(VLLM), log=True)
 
 
 def request(
@@ -158,7 +161,7 @@ def test_a_cancelled_request_is_not_charged() -> None:
     assert [chunk.request.id for plan in (first, s.plan(0)) for chunk in plan.chunks] == ["a1", "b0"]
 
 
-@pytest.mark.parametrize("eviction", POOL_ORDERS)
+@pytest.mark.parametrize("eviction", EVICTIONS)
 def test_a_tenant_that_floods_the_cache_loses_its_own_content(eviction: str) -> None:
     s = scheduler(24, "*:weight=1", eviction=eviction)
     run(s, request("b0", "b", 1, 17))
@@ -318,8 +321,8 @@ def work_of_asking_the_disk(offloading: TieredOffloading, probe: Request) -> tup
 
 LOOKED_UP = [
     None,
-    HostTierSpec(400),
-    HostTierSpec(400, eviction_policy="arc"),
+    HostTierSpec(400, policy=RECOMPUTED),
+    HostTierSpec(400, policy=ARC),
     HostTierSpec(400, disk=True),
 ]
 
@@ -479,22 +482,24 @@ class TwoTenants(Life):
 
 TIERS: dict[str, dict[str, object]] = {
     "device": {},
-    "host": {"host": HostTierSpec(24)},
-    "arc": {"host": HostTierSpec(12, 2, "arc")},
-    "disk": {"host": HostTierSpec(24, disk=True)},
-    "disk, arc": {"host": HostTierSpec(12, 2, "arc", disk=True)},
+    "host": {"host": HostTierSpec(24, policy=RECOMPUTED)},
+    "arc": {"host": HostTierSpec(12, 2, ARC)},
+    "disk": {"host": HostTierSpec(24, policy=RECOMPUTED, disk=True)},
+    "disk, arc": {"host": HostTierSpec(12, 2, ARC, disk=True)},
 }
 
 
 def two_tenants(data: bytes, eviction: str, *, fair: bool, tier: str = "device") -> TwoTenants:
     shares = "*:weight=2" if fair else "a:blocks=1000000"
-    return TwoTenants(endless(data), policy=CachePolicy(eviction), tenants=shares, more=TIERS[tier])
+    return TwoTenants(
+        endless(data), policy=CachePolicy(EVICTIONS[eviction]()), tenants=shares, more=TIERS[tier]
+    )
 
 
 @settings(max_examples=30, deadline=None)
 @given(
     data=st.binary(min_size=300, max_size=900),
-    eviction=st.sampled_from(POOL_ORDERS),
+    eviction=st.sampled_from(list(EVICTIONS)),
     fair=st.booleans(),
     tier=st.sampled_from(tuple(TIERS)),
 )
@@ -508,7 +513,7 @@ def test_tenants_with_equal_prompts_never_share(data: bytes, eviction: str, fair
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("eviction", POOL_ORDERS)
+@pytest.mark.parametrize("eviction", EVICTIONS)
 def test_tenants_never_share_in_a_million_operations(eviction: str, tier: str) -> None:
     """1,000,000 operations for each tier over all orders, with cancellations, preemptions and evictions."""
     left = -(-1_000_000 // len(POOL_ORDERS))
@@ -540,7 +545,7 @@ def test_tenants_never_share_in_a_million_operations(eviction: str, tier: str) -
 
 # ---- ceilings under every rule that admits
 
-HOST = HostTierSpec(64)
+HOST = HostTierSpec(64, policy=RECOMPUTED)
 CEILINGS = {
     "host tier": (VLLM, {"host": HOST}),
     "nano-vllm": (PROFILES["nano-vllm"], {}),

@@ -52,13 +52,13 @@ def test_corrections_survive_their_file_and_hold_for_their_set_up_alone(fitted, 
     _, made = fitted
     path = made.save(tmp_path / "mine.json")
     assert read_corrections(path) == made
-    costs = SETUP.model_copy(update={"costs": str(path)}).step_costs()
+    costs = SETUP.changed(costs=str(path)).step_costs()
     assert costs.name == "fitted"
     assert costs.expected_error().code == "corrected_costs"
-    other = SETUP.model_copy(update={"costs": str(path), "gpu": "H200"})
+    other = SETUP.changed(costs=str(path), gpu="H200")
     with pytest.raises(BadInput, match="are for gpu H100 SXM, not H200"):
         other.step_costs()
-    assert other.model_copy(update={"transfer_costs": True}).step_costs().name == "fitted"
+    assert other.changed(transfer_costs=True).step_costs().name == "fitted"
 
 
 def test_corrected_steps_add_up_however_they_are_cut():
@@ -83,7 +83,7 @@ def test_too_few_requests_of_more_than_one_token_are_refused(longer):
 
 
 def test_a_scenario_that_serves_none_of_the_requests_is_refused():
-    refusing = SETUP.model_copy(update={"max_model_len": 2})
+    refusing = SETUP.changed(max_model_len=2)
     with pytest.raises(BadInput, match="give a scenario that serves these requests"):
         fit_corrections([results(limit=40)], refusing, "refused")
 
@@ -91,8 +91,8 @@ def test_a_scenario_that_serves_none_of_the_requests_is_refused():
 def test_corrections_hold_for_the_kv_dtype_whatever_it_is_called(fitted, tmp_path):
     _, made = fitted
     path = made.save(tmp_path / "mine.json")
-    named = SETUP.model_copy(update={"costs": str(path), "kv_cache_dtype": "bfloat16"})
+    named = SETUP.changed(costs=str(path), kv_cache_dtype="bfloat16")
     assert named.step_costs().name == "fitted"
-    other = SETUP.model_copy(update={"costs": str(path), "kv_cache_dtype": "fp8"})
+    other = SETUP.changed(costs=str(path), kv_cache_dtype="fp8")
     with pytest.raises(BadInput, match="are for kv_cache_dtype auto, not fp8"):
         other.step_costs()

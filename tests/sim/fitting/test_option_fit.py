@@ -135,11 +135,11 @@ def test_a_replay_charges_them(costly: Path) -> None:
     assert links is not None
     assert (links.load.bytes_per_s, links.store.bytes_per_s) == (40e9, 20e9)
     assert (links.step_ns, links.submit_ns) == (500_000, 8_000)
-    given = scenario.model_copy(update={"host_load_gb_per_s": 10.0, "offloading_step_ms": 0.0})
+    given = scenario.changed(host_load_gb_per_s=10.0, offloading_step_ms=0.0)
     links = given.host_links(scenario.step_costs())
     assert links is not None
     assert (links.load.bytes_per_s, links.step_ns, links.submit_ns) == (10e9, 0, 8_000)
     trace = select(read("chat"), np.arange(20))
-    plain = replay(trace, scenario.model_copy(update={"costs": "pagecast-h200-qwen3-8b"}))
+    plain = replay(trace, scenario.changed(costs="pagecast-h200-qwen3-8b"))
     slower = replay(trace, scenario)
     assert slower.requests["tpot_s"].mean() > plain.requests["tpot_s"].mean() + 0.0004

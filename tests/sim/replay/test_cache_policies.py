@@ -128,10 +128,10 @@ def test_isolation_has_a_price_that_public_namespaces_lower() -> None:
     trace = _of_tenants(60)
     plain = Scenario(num_gpu_blocks=2000, isolation="tenant", isolation_price=True, costs="roofline")
     apart = replay(trace, plain).summary["isolation"]
-    public = replay(trace, plain.model_copy(update={"public_namespaces": "docs"})).summary["isolation"]
+    public = replay(trace, plain.changed(public_namespaces="docs")).summary["isolation"]
     assert apart["lost_hit_tokens"] > public["lost_hit_tokens"] > 0
     assert apart["hit_tokens"] + apart["lost_hit_tokens"] == apart["hit_tokens_shared"]
-    undeclared = plain.model_copy(update={"public_namespaces": "other"})
+    undeclared = plain.changed(public_namespaces="other")
     assert replay(trace, undeclared).summary["isolation"] == apart
 
 
@@ -206,7 +206,7 @@ def test_models_with_windows_are_evicted_by_reuse(eviction: str) -> None:
     scenario = Scenario(model="openai/gpt-oss-20b", num_gpu_blocks=1200, max_num_seqs=8, costs="roofline")
     trace = read("chat", limit=150)
     plain = replay(trace, scenario).summary
-    changed = scenario.model_copy(update={"eviction": eviction})
+    changed = scenario.changed(eviction=eviction)
     fast = replay(trace, changed, check_every=50)
     slow = replay(trace, changed, fast_forward=False)
     assert fast.requests.equals(slow.requests)
@@ -227,9 +227,9 @@ def test_a_rollout_forces_misses_and_says_when_old_blocks_are_gone() -> None:
         summary["peak"]["uncached_tokens_per_s_at_peak"]
         > summary["peak"]["uncached_tokens_per_s_asked"] / 100
     )
-    small = replay(trace, scenario.model_copy(update={"max_num_batched_tokens": 512})).summary["peak"]
+    small = replay(trace, scenario.changed(max_num_batched_tokens=512)).summary["peak"]
     assert small["uncached_tokens_per_s_at_peak"] < 0.8 * summary["peak"]["uncached_tokens_per_s_at_peak"]
-    roomy = replay(trace, scenario.model_copy(update={"num_gpu_blocks": 100_000})).summary["rollout"]
+    roomy = replay(trace, scenario.changed(num_gpu_blocks=100_000)).summary["rollout"]
     assert roomy["old_blocks_gone_after_s"] is None
     assert roomy["old_blocks_at_end"] >= roomy["old_blocks_at_rollout"] > 0
 
@@ -238,7 +238,7 @@ def test_scrubbing_takes_time_for_evicted_blocks_of_tenants() -> None:
     trace = _of_tenants(150)
     scenario = Scenario(num_gpu_blocks=300, isolation="tenant", tenants="*:weight=1", costs="roofline")
     plain = replay(trace, scenario).summary
-    scrubbed = replay(trace, scenario.model_copy(update={"scrub_private_blocks": True})).summary
+    scrubbed = replay(trace, scenario.changed(scrub_private_blocks=True)).summary
     assert scrubbed["scrubbing"]["blocks"] == scrubbed["evicted_blocks"] > 0
     assert scrubbed["scrubbing"]["seconds"] > 0
     assert scrubbed["e2e_s"]["mean"] > plain["e2e_s"]["mean"]

@@ -124,7 +124,7 @@ def test_a_chain_that_ends_with_a_retry_that_is_not_needed_gives_way_to_the_next
     assert times["arrival_s"][1] == times["finished_s"][0]
 
 
-REJECTS_ALL = SCENARIO.model_copy(update={"shed_ttft_s": 1e-6})
+REJECTS_ALL = SCENARIO.changed(shed_ttft_s=1e-6)
 
 
 def pauses(requests):
@@ -159,7 +159,7 @@ def test_a_user_begins_anew_with_short_back_offs_once_served():
     """Long prompts are rejected, short ones served: one rejection in a row each time."""
     trace = made(12)
     trace.requests["input_tokens"] = [30_000, 50] * 6
-    scenario = SCENARIO.model_copy(update={"shed_ttft_s": 0.3, "enable_prefix_caching": False})
+    scenario = SCENARIO.changed(shed_ttft_s=0.3, enable_prefix_caching=False)
     table = replay(trace, scenario, arrivals=partial(ClosedLoop, users=1)).requests
     assert table["state"].tolist() == ["rejected", "completed"] * 6
     assert (pauses(table)[::2] <= 0.5).all()
@@ -176,7 +176,7 @@ def test_a_request_that_is_too_long_makes_nobody_pause():
 
 
 def test_users_back_off_from_a_fleet_as_from_a_replica_and_with_fast_forward_as_without():
-    scenario = SCENARIO.model_copy(update={"max_num_seqs": 4, "shed_ttft_s": 0.05})
+    scenario = SCENARIO.changed(max_num_seqs=4, shed_ttft_s=0.05)
     trace, clients = made(300), partial(ClosedLoop, users=40, seed=3)
     table = replay(trace, scenario, arrivals=clients).requests
     assert 0 < (table["state"] == "rejected").sum() < 250

@@ -361,7 +361,7 @@ def test_a_refused_store_of_a_request_that_speculates_is_tried_again():
     )
     ten_blocks = scenario.layout().block_bytes * 10.01 / 2**30
     ids = [np.arange(267), 1000 + np.arange(77)]
-    scenario = scenario.model_copy(update={"kv_offloading_size": ten_blocks})
+    scenario = scenario.changed(kv_offloading_size=ten_blocks)
     result = replay(Trace("drafts", table, None, ids), scenario)
     assert result.summary["completed"] == 2
     assert result.summary["offloading"]["refused_stores"] > 0

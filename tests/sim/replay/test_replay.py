@@ -445,7 +445,7 @@ def test_windows_of_attention_leave_room_for_more(tmp_path):
     assert peaks[512].summary["peak_kv_usage"] < 0.11 * peaks[None].summary["peak_kv_usage"]
     assert peaks[512].summary["bytes_per_sequence"] < 0.1 * peaks[None].summary["bytes_per_sequence"]
     # An engine that serves plain models only has the blocks that these sequences take in the mean.
-    plain = replay(trace, scenario.model_copy(update={"profile": "nano-vllm"}))
+    plain = replay(trace, scenario.changed(profile="nano-vllm"))
     assert any(note.code == "sliding_windows" for note in plain.notes)
     assert not any(note.code == "sliding_windows" for note in peaks[512].notes)
 

@@ -39,7 +39,7 @@ def test_sensitivities_are_of_figures_that_only_some_step_times_have():
     trace = one_long(30)
     trace.requests["arrival_s"] = 0.0
     bound = 1.12 * float(replay(trace, SCENARIO).requests["ttft_s"].max())
-    scenario = SCENARIO.model_copy(update={"shed_ttft_s": bound})
+    scenario = SCENARIO.changed(shed_ttft_s=bound)
     point = summary_figures(replay(trace, scenario))
     shed = next(name for name in point if "predicted TTFT" in name)
     assert point[shed] == 1

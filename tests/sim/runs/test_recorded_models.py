@@ -141,7 +141,7 @@ def test_two_gpus_that_plan_ahead_are_not_forecast_by_synchronous_runs() -> None
     """What planning ahead hides at TP 2 was not recorded."""
     scenario = Scenario(model="Qwen/Qwen3-32B", gpu="H200", tensor_parallel_size=2)
     assert scenario.step_costs().name == "measured"
-    plain = scenario.model_copy(update={"async_scheduling": False})
+    plain = scenario.changed(async_scheduling=False)
     assert plain.step_costs().name == "vllm-0.24-h200-qwen3-32b-tp2"
 
 
@@ -186,7 +186,7 @@ def test_a_host_tier_is_forecast_with_the_hosts_time_for_offloading() -> None:
     """The two costs were fitted to the first half of the steps; requests that finish later judge them."""
     run = RecordedRun.load(RUNS / "vllm-h200-qwen3-8b-offload-mooncake")
     fitted = {"offloading_step_ms": 0.992, "offloading_block_us": 17.1}
-    result = replay(run.trace("arrival"), scenario_of(run).model_copy(update=fitted))
+    result = replay(run.trace("arrival"), scenario_of(run).changed(**fitted))
     assert result.summary["steps"] == len(run.steps)
     real, ours = run.requests, result.requests
     later = (real["finish_s"] > run.steps.end_ns[len(run.steps) // 2] / 1e9).to_numpy()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.option import chunked_prefill_option, option
 
 
 @dataclass(frozen=True)
@@ -19,12 +21,14 @@ class SglangSettings:
     `eviction`: the order in which leaves of the radix tree are evicted.
     """
 
-    max_prefill_tokens: int = 16384
-    chunked_prefill: bool = True
-    schedule_conservativeness: float = 1.0
-    mixed_chunk: bool = False
-    ignore_eos: bool = False
-    eviction: str = "lru"
+    max_prefill_tokens: int = option("sglang: most prompt tokens in a batch", 16384, ge=1)
+    chunked_prefill: bool = chunked_prefill_option()
+    mixed_chunk: bool = option("sglang: decodes join a batch of prompts", False, flat="enable_mixed_chunk")
+    schedule_conservativeness: float = option("sglang: scales the memory reserved for outputs", 1.0, gt=0)
+    eviction: Literal["lru", "lfu", "slru", "fifo", "mru", "filo"] = option(
+        "sglang: which cached prefix is evicted first", "lru", flat="radix_eviction_policy"
+    )
+    ignore_eos: bool = option("sglang: outputs end by length alone, and it knows", False)
 
     @property
     def decodes_apart(self) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.option import chunked_prefill_option, option
 
-CHUNKING = ("first_come_first_served", "equal_progress")
+Chunking = Literal["first_come_first_served", "equal_progress"]
+CHUNKING: tuple[Chunking, ...] = get_args(Chunking)
 
 
 @dataclass(frozen=True)
@@ -16,8 +19,10 @@ class TrtllmSettings:
     `unit`: a chunk that does not end its prompt is a multiple of so many tokens; None: of a block.
     """
 
-    chunked_context: bool = True
-    chunking: str = CHUNKING[0]
+    chunked_context: bool = chunked_prefill_option()
+    chunking: Chunking = option(
+        "trtllm: how prompts share the tokens of a step", CHUNKING[0], flat="context_chunking_policy"
+    )
     unit: int | None = None
 
     @property

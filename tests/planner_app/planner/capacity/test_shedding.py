@@ -29,7 +29,7 @@ def of_lengths(**columns):
 
 
 def shedding(seconds):
-    return SCENARIO.model_copy(update={"shed_ttft_s": seconds})
+    return SCENARIO.changed(shed_ttft_s=seconds)
 
 
 def planned(scenario, kind="concurrency", **options):

@@ -82,4 +82,4 @@ def test_a_replay_with_carried_costs_can_be_repeated_from_its_folder(tmp_path):
     assert again.summary["costs"] == was.summary["costs"]
     assert again.summary["e2e_s"] == was.summary["e2e_s"]
     with pytest.raises(BadInput, match="--transfer-costs"):
-        saved.model_copy(update={"transfer_costs": False}).step_costs()
+        saved.changed(transfer_costs=False).step_costs()
