@@ -225,32 +225,41 @@ def _section(section: Section, values: Mapping[str, Any]) -> Any:
 
 
 def spread(kind: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Options by flat name, where settings of `kind` may be given whole under their fields' names."""
+    """Options by flat name, where settings and values of `kind` may be given under their fields' names.
+
+    A section that is given whole replaces all options of that section.
+    """
     options = dict(given)
     for one, declared in _declared(kind):
-        value = given.get(one.name)
-        if isinstance(declared, Section) and one.name in given:
+        if one.name not in given:
+            continue
+        value = given[one.name]
+        if isinstance(declared, Section):
             del options[one.name]
-            options |= _spread(declared.kind, value)
+            options |= {**_defaults(declared.kind), **_spread(value)}
         elif isinstance(declared, Choice) and is_dataclass(value):
-            words = {chosen: word for word, chosen in declared.kinds.items()}
-            options |= {one.name: words[type(value)], **_spread(type(value), value)}
+            for word, chosen in declared.kinds.items():
+                options |= _defaults(chosen)
+                if type(value) is chosen:
+                    options[one.name] = word
+            options |= _spread(value)
+        elif isinstance(declared, Option):
+            written = declared.read is not None and value is not None and not isinstance(value, str)
+            options[_name(one, declared)] = declared.write(options.pop(one.name)) if written else value
+            if _name(one, declared) != one.name:
+                options.pop(one.name, None)
     return options
 
 
-def _spread(kind: type, value: Any) -> dict[str, Any]:
-    """The options of settings; all at their defaults where there are none."""
+def _spread(value: Any) -> dict[str, Any]:
+    """The options of settings; none where there are no settings."""
     if value is None:
-        return {name: info.default for name, (_, info) in _flat_fields(kind)}
-    own: dict[str, Any] = {}
-    for one, declared in _declared(kind):
-        inner = getattr(value, one.name)
-        if isinstance(declared, Option):
-            written = declared.read is not None and inner is not None
-            own[_name(one, declared)] = declared.write(inner) if written else inner
-        else:
-            own[one.name] = inner
-    return spread(kind, own)
+        return {}
+    return spread(type(value), {one.name: getattr(value, one.name) for one, _ in _declared(type(value))})
+
+
+def _defaults(kind: type) -> dict[str, Any]:
+    return {name: info.default for name, (_, info) in _flat_fields(kind)}
 
 
 def value_type(info: FieldInfo) -> type:

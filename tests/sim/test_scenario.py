@@ -1,8 +1,13 @@
 """A scenario file says what it means, or is refused."""
 
+from pathlib import Path
+
 import pytest
+import yaml
+from pagecast.sim.core.cache_policy import CachePolicy, ForMaximum, Slru
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.scenario import Scenario
+from pagecast.sim.core.preemption import Swap
+from pagecast.sim.scenario import HostTier, Scenario
 
 
 @pytest.mark.parametrize(
@@ -67,3 +72,60 @@ def test_secondary_tiers_may_be_vllms_list():
     tiers = [{"type": "fs", "root_dir": "/cache", "n_read_threads": 8}]
     scenario = Scenario.make({"kv_offloading_size": 8.0, "secondary_tiers": tiers})
     assert scenario.host_tier().disk
+
+
+TEXTS = {
+    "retention": "0-512:80:30 512-:20 decode:10:0.5",
+    "tenants": "a:weight=2,blocks=100 b:blocks=7 *:weight=1",
+    "watermarks": "0.70:0.9",
+    "public_namespaces": "docs  web",
+    "speculative_config": "eagle:2:0.7",
+    "secondary_tiers": '[{"type": "fs", "root_dir": "/cache"}]',
+    "link_faults": "host-load:failing=0.1,factor=3;disk-store:slow=0.2",
+}
+WRITTEN = {"kv_offloading_size": 8.0, "eviction": "priority", **TEXTS}
+SECTIONS = ("cache", "tenancy", "host", "speculation")
+
+
+def test_texts_are_given_back_as_they_were_written(tmp_path: Path) -> None:
+    Scenario(**WRITTEN).save(tmp_path / "scenario.yaml")
+    saved = yaml.safe_load((tmp_path / "scenario.yaml").read_text())
+    assert {name: saved[name] for name in TEXTS} == TEXTS
+
+
+def test_a_scenario_may_be_made_of_the_sections_of_another() -> None:
+    scenario = Scenario(**WRITTEN)
+    sections = {name: getattr(scenario, name) for name in SECTIONS}
+    again = Scenario(**sections)
+    assert {name: getattr(again, name) for name in SECTIONS} == sections
+
+
+def test_options_are_sections_in_code() -> None:
+    scenario = Scenario(
+        eviction="slru", eviction_protected=0.3, admission="maximum", max_output_tokens=9, preemption="swap"
+    )
+    assert scenario.cache == CachePolicy(Slru(0.3), ForMaximum(9))
+    assert scenario.preemption == Swap()
+    assert scenario.host is None and scenario.sglang is None
+    assert scenario.changed(cache=CachePolicy()).given == {"preemption": "swap"}
+    assert scenario.changed(host=HostTier(4.0)).flat()["kv_offloading_size"] == 4.0
+
+
+def test_what_has_no_effect_now_has_one_once_its_section_is_chosen() -> None:
+    scenario = Scenario(eviction_protected=0.3, disk_latency_ms=9.0, kv_offloading_size=4.0)
+    assert scenario.without_effect(()) == [
+        (["eviction_protected"], "eviction slru"),
+        (["disk_latency_ms"], "secondary_tiers"),
+    ]
+    changed = scenario.changed(eviction="slru", secondary_tiers="fs")
+    assert changed.without_effect(()) == []
+    assert changed.cache.eviction == Slru(0.3)
+    assert changed.host is not None and changed.host.disk is not None
+    assert changed.host.disk.latency_ms == 9.0
+
+
+def test_a_change_is_checked() -> None:
+    with pytest.raises(BadInput, match="scenario: block_size is 0"):
+        Scenario().changed(block_size=0)
+    with pytest.raises(BadInput, match="did you mean max_num_seqs"):
+        Scenario().changed(max_num_seq=3)

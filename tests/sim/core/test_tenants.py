@@ -516,7 +516,7 @@ def test_tenants_with_equal_prompts_never_share(data: bytes, eviction: str, fair
 @pytest.mark.parametrize("eviction", EVICTIONS)
 def test_tenants_never_share_in_a_million_operations(eviction: str, tier: str) -> None:
     """1,000,000 operations for each tier over all orders, with cancellations, preemptions and evictions."""
-    left = -(-1_000_000 // len(POOL_ORDERS))
+    left = -(-1_000_000 // len(EVICTIONS))
     seed = operations = lookups = loads = failed = disk_tokens = lost_stores = lost_reads = 0
     while left > 0:
         seed += 1
