@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 
@@ -47,7 +48,7 @@ class Section:
     profile: str = ""
     engine: str = ""
 
-    @property
+    @cached_property
     def required(self) -> str:
         """The field that must be given for the section to be there; empty where there is none."""
         without = (one.name for one in fields(self.kind) if one.default is MISSING)

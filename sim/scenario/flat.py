@@ -56,10 +56,10 @@ class Branch(NamedTuple):
         return self.selector if self.word is None else f"{self.selector} {self.word}"
 
 
-def _declared(kind: type) -> Iterator[tuple[Field[Any], Any]]:
-    for one in fields(kind):
-        if "declared" in one.metadata:
-            yield one, one.metadata["declared"]
+@_once
+def _declared(kind: type) -> tuple[tuple[Field[Any], Any], ...]:
+    """The fields of a class that are options or hold others, with what they declare."""
+    return tuple((one, one.metadata["declared"]) for one in fields(kind) if "declared" in one.metadata)
 
 
 def _name(one: Field[Any], declared: Option | Choice) -> str:
@@ -258,6 +258,7 @@ def _spread(value: Any) -> dict[str, Any]:
     return spread(type(value), {one.name: getattr(value, one.name) for one, _ in _declared(type(value))})
 
 
+@_once
 def _defaults(kind: type) -> dict[str, Any]:
     return {name: info.default for name, (_, info) in _flat_fields(kind)}
 
