@@ -10,18 +10,15 @@ used least recently. Each memory ranks its own pieces by these levels, in a form
 
 Host memory evicts names that whole lookups move at once, and has its own forms (`tiers/host_eviction.py`).
 
-To add an order, write a class here and name it in `ORDERS`, and in the literal of each place that offers it.
+To add an order, write a class here and name it in `ORDERS`; `EVICTIONS` of `cache_policy.py` offers it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import NamedTuple, Protocol
 
-PoolOrderName = Literal["lru", "priority", "slru", "lfu", "fifo", "cost"]
-POOL_ORDERS: tuple[str, ...] = get_args(PoolOrderName)
-LeafOrderName = Literal["lru", "lfu", "slru", "fifo", "mru", "filo"]
-LEAF_ORDERS: tuple[str, ...] = (*get_args(LeafOrderName), "priority")
+LEAF_ORDERS = ("lru", "lfu", "slru", "fifo", "mru", "filo", "priority")  # of a radix tree
 
 _USES = 8  # requests that have read a block are told apart up to this many
 _MEMORY = 4096.0  # blocks after which what was learned of reuse counts half
