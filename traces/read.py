@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, Unpack
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.bundled import resolve
@@ -66,23 +66,30 @@ _ALL = ", ".join([*JSON_FORMATS, *CSV_FORMATS, "parquet with the schema's column
 _TAR_MAGIC = slice(257, 262)
 
 
+class ReadOptions(TypedDict, total=False):
+    """The keywords of `read`, which says what they are."""
+
+    tokenizer: Callable[[str], Sequence[int]] | str | Path | None
+    session_rate: float | None
+    think_s: float | None
+    seed: int
+    limit: int | None
+    sort: bool
+    block_tokens: int | None
+    max_bytes: int
+
+
 def read(
     path: str | Path,
     *,
-    tokenizer: Callable[[str], Sequence[int]] | str | Path | None = None,
-    session_rate: float | None = None,
-    think_s: float | None = None,
-    seed: int = 0,
-    limit: int | None = None,
-    sort: bool = False,
-    block_tokens: int | None = None,
-    max_bytes: int = MAX_BYTES,
     progress: Callable[[int], object] | None = None,
+    **options: Unpack[ReadOptions],
 ) -> Trace:
     """Reads a trace; .gz and .zst are unpacked on the way.
 
     Args:
         path: the file, the folder of a recorded run or of `replay --out`, or the name of a bundled sample.
+        progress: called now and then with the number of bytes read from the file.
         tokenizer: for texts (ShareGPT): a function from text to token ids, or a transformers folder.
         session_rate: sessions per second, where a format has no absolute times (agents 0.01, ShareGPT 1).
         think_s: seconds from an answer to the next turn, where a format has none (ShareGPT 10).
@@ -91,84 +98,52 @@ def read(
         sort: put requests out of order in order of arrival, instead of refusing them.
         block_tokens: tokens that a hash id names, where it is not the format's usual number.
         max_bytes: refuse files larger than this when decompressed (2 GiB).
-        progress: called now and then with the number of bytes read from the file.
 
     Raises:
         BadInput: the file is missing, of no known format, or wrong somewhere; names file, line, field.
         CannotRunHere: the tokenizer folder needs transformers, which is not installed.
     """
-    _check(limit, block_tokens, session_rate, think_s)
+    if unknown := options.keys() - ReadOptions.__annotations__:
+        raise TypeError(
+            f"read() has no keyword {min(unknown)}; it has {', '.join(ReadOptions.__annotations__)}"
+        )
+    _check(options)
     path = resolve(path)
     if path.is_dir():
         path = _recorded(path)
-    source = open_source(path, max_bytes)
+    source = open_source(path, options.get("max_bytes", MAX_BYTES))
     kind = recognise(source)
     source = replace(source, format=kind, progress=progress)
-    options: dict[str, Any] = {
-        "session_rate": session_rate,
-        "think_s": think_s,
-        "tokenizer": tokenizer,
-        "block_tokens": block_tokens,
-    }
-    trace = expand(_read(source, kind, limit=limit, sort=sort, seed=seed, **options))
+    reader, takes = _READERS[kind]
+    trace = expand(reader(source, **{name: value for name, value in options.items() if name in takes}))
     unused = [
         f"{name} was not used: {why}"
         for name, why in _UNUSED.items()
-        if options[name] is not None and name not in _USED.get(kind, ())
+        if options.get(name) is not None and name not in takes
     ]
     return replace(trace, notes=(*trace.notes, *unused)) if unused else trace
 
 
-# What the options of some formats are for, and the formats that use them: others say that they don't.
+# Options that not every format has a use for, and why: a trace of the others says so.
 _UNUSED = {
     "session_rate": "the trace has arrival times (--speedup or pagecast trace convert --scale moves them)",
     "think_s": "the format has think times of its own, or no sessions",
     "tokenizer": "the file holds no texts",
     "block_tokens": "the file holds no hash ids, or says itself what they name",
 }
-_USED = {
-    "agent sessions": {"session_rate", "block_tokens"},
-    "ShareGPT": {"session_rate", "think_s", "tokenizer"},
-    "Mooncake": {"block_tokens"},
-    "Bailian": {"block_tokens"},
-}
-
-
-def _read(
-    source: Source,
-    kind: str,
-    *,
-    tokenizer: Any,
-    session_rate: float | None,
-    think_s: float | None,
-    seed: int,
-    limit: int | None,
-    sort: bool,
-    block_tokens: int | None,
-) -> Trace:
-    if kind == "agent sessions":
-        return agents.read(
-            source, limit=limit, session_rate=session_rate, seed=seed, block_tokens=block_tokens
-        )
-    if kind == "ShareGPT":
-        return sharegpt.read(
-            source, tokenizer=tokenizer, limit=limit, session_rate=session_rate, think_s=think_s, seed=seed
-        )
-    if kind == "Mooncake":
-        return mooncake.read(source, limit=limit, sort=sort, block_tokens=block_tokens)
-    if kind == "Bailian":
-        return bailian.read(source, limit=limit, sort=sort, block_tokens=block_tokens)
-    return _PLAIN[kind](source, limit=limit, sort=sort)
-
-
-_PLAIN: dict[str, Callable[..., Trace]] = {
-    "parquet": parquet.read,
-    "pagecast JSON lines": own.read,
-    "vLLM benchmark": vllm_bench.read,
-    "AIPerf": aiperf.read,
-    "plain CSV": plain.read,
-    "Azure": azure.read,
-    "BurstGPT": burstgpt.read,
+_SORTED = ("limit", "sort")
+_READERS: dict[str, tuple[Callable[..., Trace], tuple[str, ...]]] = {  # and the options that each takes
+    "agent sessions": (agents.read, ("limit", "session_rate", "seed", "block_tokens")),
+    "ShareGPT": (sharegpt.read, ("limit", "session_rate", "seed", "think_s", "tokenizer")),
+    "Mooncake": (mooncake.read, (*_SORTED, "block_tokens")),
+    "Bailian": (bailian.read, (*_SORTED, "block_tokens")),
+    "parquet": (parquet.read, _SORTED),
+    "pagecast JSON lines": (own.read, _SORTED),
+    "vLLM benchmark": (vllm_bench.read, _SORTED),
+    "AIPerf": (aiperf.read, _SORTED),
+    "plain CSV": (plain.read, _SORTED),
+    "Azure": (azure.read, _SORTED),
+    "BurstGPT": (burstgpt.read, _SORTED),
 }
 
 
@@ -229,9 +204,9 @@ def _recorded(folder: Path) -> Path:
     )
 
 
-def _check(
-    limit: int | None, block_tokens: int | None, session_rate: float | None, think_s: float | None
-) -> None:
+def _check(options: ReadOptions) -> None:
+    limit, block_tokens = options.get("limit"), options.get("block_tokens")
+    session_rate, think_s = options.get("session_rate"), options.get("think_s")
     if limit is not None and limit < 1:
         raise BadInput(f"limit {limit}: must be at least 1 request")
     if block_tokens is not None and block_tokens < 1:

@@ -2,7 +2,7 @@
 
 Python's integers have no end, and what they are given to has: arrays, databases and the C library take 64
 bits. NaN passes every comparison that should refuse it. An option with a narrower range states it itself
-(`Opt(min=..., max=...)`).
+(`Field(ge=..., le=...)`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,6 @@ from typing import Any
 from pagecast.sim.core.errors import BadInput
 
 LEAST, MOST = -(1 << 63), (1 << 63) - 1
-MOST_WORKERS = 1024
-MOST_REPLICATES = 10_000
-MOST_TRIALS = 1_000_000
-MOST_REQUESTS = 100_000_000
 
 
 def bound_numbers(command: Any) -> Any:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.bounds import MOST_REPLICATES
 from pagecast.planner_app.commands.engine import memory_table, open_engine
-from pagecast.planner_app.commands.engine_options import ENGINE, EngineOptions, changed_options, with_engine
+from pagecast.planner_app.commands.engine_options import EngineOptions, changed_options, engine_gather
+from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.ignored_options import refuse_options
+from pagecast.planner_app.commands.output import Output
+from pagecast.planner_app.options import Options
+from pagecast.planner_app.planner.execution.options import MOST_REPLICATES
 from pagecast.planner_app.reports import html_page
 from pagecast.planner_app.wording.accuracy import corrections_lines
 from pagecast.sim.core.errors import BadInput
@@ -24,9 +26,9 @@ from pagecast.sim.costs.families.registry import family
 from pagecast.sim.fitting.build import REPLICATES, CalibrationRun, calibrate
 from pagecast.sim.runs.bench_results import read_results
 from pagecast.sim.scenario import Scenario
+from pydantic import Field
 from rich.table import Table
 
-Opt = typer.Option
 _SPECULATION, _HOST_TIER = "speculative_config", ("kv_offloading_size", "kv_offloading_block_size")
 _OF_A_CPU = "these costs are for trying the command out: no GPU to plan for is a CPU"
 # Terms whose full description does not fit a line of the table.
@@ -54,48 +56,69 @@ _OPTION_WORDS = {
 }
 
 
-@with_engine(
-    without=(
-        *("scheduling_policy", "enable_prefix_caching", "async_scheduling"),
-        *("kv_offloading_eviction_policy", "offload_prompt_only", "kv_offloading_store_threshold"),
+class CalibrateOptions(Options):
+    """What a calibration is fitted to, runs, results or a sweep of `model`, and where it is written."""
+
+    from_run: tuple[str, ...] = Field(
+        default=(),
+        description="folder of a recorded run or sweep; FOLDER:0.5 for a run's first half; once for each",
     )
+    from_bench: tuple[Path, ...] = Field(
+        default=(),
+        description="request-level results to correct measured operations by, with --scenario: vllm bench "
+        "serve --save-detailed, AIPerf, guidellm, CSV; once for each",
+    )
+    model: str | None = Field(
+        default=None,
+        description="record a sweep of this model here: transformers folder; with "
+        "--random-weights also a name",
+    )
+    out: Path | None = Field(
+        default=None, description="file to write; a sweep's steps go to a folder beside it"
+    )
+    name: str | None = Field(default=None, description="name of the calibration [the file's]")
+
+
+class OfBench(Options):
+    """What results of a benchmark do not say themselves."""
+
+    scenario: Path | None = Field(
+        default=None, description="YAML file of the scenario that --from-bench results were measured in"
+    )
+    client_ms: float | None = Field(
+        default=None,
+        ge=0,
+        description="with --from-bench, milliseconds that the client's TTFT and E2E hold beside the "
+        "engine's [6.2, and 1.9 per 1,000 prompt tokens]",
+    )
+
+
+class FitOptions(Options):
+    """How step costs are fitted to runs, and drawn."""
+
+    plot: Path | None = Field(default=None, description="HTML file to write, of fit against measurement")
+    replicates: int = Field(
+        default=REPLICATES,
+        ge=0,
+        le=MOST_REPLICATES,
+        description="resampled fits to keep, for intervals",
+    )
+    seed: int = Field(default=0, description="of the resampling")
+
+
+_WITHOUT = (
+    *("scheduling_policy", "enable_prefix_caching", "async_scheduling"),
+    *("kv_offloading_eviction_policy", "offload_prompt_only", "kv_offloading_store_threshold"),
 )
+
+
+@with_options
 def calibrate_command(
-    from_run: Annotated[
-        list[str] | None,
-        Opt(help="folder of a recorded run or sweep; FOLDER:0.5 for a run's first half; once for each"),
-    ] = None,
-    from_bench: Annotated[
-        list[Path] | None,
-        Opt(
-            help="request-level results to correct measured operations by, with --scenario: vllm bench serve "
-            "--save-detailed, AIPerf, guidellm, CSV; once for each"
-        ),
-    ] = None,
-    scenario: Annotated[
-        Path | None, Opt(help="YAML file of the scenario that --from-bench results were measured in")
-    ] = None,
-    client_ms: Annotated[
-        float | None,
-        Opt(
-            min=0,
-            help="with --from-bench, milliseconds that the client's TTFT and E2E hold beside the "
-            "engine's [6.2, and 1.9 per 1,000 prompt tokens]",
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        Opt(help="record a sweep of this model here: transformers folder; with --random-weights also a name"),
-    ] = None,
-    out: Annotated[Path | None, Opt(help="file to write; a sweep's steps go to a folder beside it")] = None,
-    name: Annotated[str | None, Opt(help="name of the calibration [the file's]")] = None,
-    plot: Annotated[Path | None, Opt(help="HTML file to write, of fit against measurement")] = None,
-    replicates: Annotated[
-        int, Opt(min=0, max=MOST_REPLICATES, help="resampled fits to keep, for intervals")
-    ] = REPLICATES,
-    seed: Annotated[int, Opt(help="of the resampling")] = 0,
-    engine: EngineOptions = ENGINE,
-    json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
+    ask: CalibrateOptions,
+    of_bench: OfBench,
+    fit: FitOptions,
+    engine: Annotated[EngineOptions, engine_gather(without=_WITHOUT)],
+    output: Output,
 ) -> None:
     """Fits step costs to recorded runs of one engine, model and GPU, and writes them to a file.
 
@@ -106,68 +129,68 @@ def calibrate_command(
     corrections of measured operations are fitted instead: a benchmark's results say when tokens came, and
     little of single steps.
     """
-    if [bool(from_run), bool(model), bool(from_bench)].count(True) != 1:
+    if [bool(ask.from_run), bool(ask.model), bool(ask.from_bench)].count(True) != 1:
         raise BadInput(
             "give at least one --from-run FOLDER or --from-bench FILE, or --model to record a sweep; not both"
         )
-    if out is None:
+    if ask.out is None:
         raise BadInput("give --out FILE.json")
-    console.check_place("--out", out)
-    if model is None:
+    console.check_place("--out", ask.out)
+    if ask.model is None:
         refuse_options(
             changed_options(engine),
             "is for the engine that records a sweep: give --model, or leave it out; runs and results say "
             "themselves what they had",
         )
-    if from_bench:
-        refuse_options({"plot": plot}, "is for recorded runs: results of a benchmark have no steps to draw")
-        _from_bench(from_bench, client_ms, scenario, out, name or out.stem, json)
+    name = ask.name or ask.out.stem
+    if ask.from_bench:
+        reason = "is for recorded runs: results of a benchmark have no steps to draw"
+        refuse_options({"plot": fit.plot}, reason)
+        _from_bench(ask.from_bench, of_bench, ask.out, name, output)
         return
-    if client_ms is not None:
-        raise BadInput("--client-ms needs --from-bench: recorded runs have the engine's own latencies")
-    if scenario is not None:
-        raise BadInput("--scenario needs --from-bench: recorded runs say themselves what they are of")
-    if plot is not None:
-        html_page.ready("--plot", plot)
-    if model is not None and engine["device"] == "cpu" and not json:
+    refuse_options(of_bench, "needs --from-bench: recorded runs say themselves what they are of")
+    if fit.plot is not None:
+        html_page.ready("--plot", fit.plot)
+    if ask.model is not None and engine["device"] == "cpu" and not output.json_only:
         console.err.print(f"note: {_OF_A_CPU}", soft_wrap=True)
-    folders = from_run or [str(_sweep(model or "", engine, out, json))]
+    folders = ask.from_run or [str(_sweep(ask.model or "", engine, ask.out, output.json_only))]
     sources = [source for folder in folders for source in CalibrationRun.all(folder)]
-    calibration = calibrate(sources, name or out.stem, replicates=replicates, seed=seed)
-    calibration.save(out)
-    if plot is not None:
+    calibration = calibrate(sources, name, replicates=fit.replicates, seed=fit.seed)
+    calibration.save(ask.out)
+    if fit.plot is not None:
         from pagecast.planner_app.reports.fit_report import fit_page
 
-        html_page.write(plot, fit_page(calibration, sources))
-    if json:
-        console.print_json(
-            {
-                "name": calibration.name,
-                "made_for": calibration.made_for,
-                "regions": calibration.regions,
-                "cross_validation": calibration.cross_validation,
-                "options": calibration.options.as_dict(),
-                "provenance": calibration.provenance,
-                "file": str(out),
-            }
-        )
+        html_page.write(fit.plot, fit_page(calibration, sources))
+    if output.json_only:
+        console.print_json(as_dict(calibration, ask.out))
     else:
-        show(calibration, out)
+        show(calibration, ask.out)
 
 
-def _from_bench(
-    files: list[Path], client_ms: float | None, scenario: Path | None, out: Path, name: str, json: bool
-) -> None:
+def as_dict(calibration: Calibration, out: Path) -> dict[str, Any]:
+    """What was learnt, as plain JSON."""
+    return {
+        "name": calibration.name,
+        "made_for": calibration.made_for,
+        "regions": calibration.regions,
+        "cross_validation": calibration.cross_validation,
+        "options": calibration.options.as_dict(),
+        "provenance": calibration.provenance,
+        "file": str(out),
+    }
+
+
+def _from_bench(files: Sequence[Path], of_bench: OfBench, out: Path, name: str, output: Output) -> None:
     """Fits corrections to request-level results and writes them."""
-    if scenario is None:
+    if of_bench.scenario is None:
         raise BadInput("give --scenario FILE.yaml with model, gpu and the engine's options of the results")
-    results = [read_results(path, client_ms) for path in files]
+    results = [read_results(path, of_bench.client_ms) for path in files]
     from pagecast.sim.fitting.from_bench import REPLAYS, fit_corrections
 
     with console.progress("replays", REPLAYS * len(results)) as update:
-        corrections = fit_corrections(results, Scenario.load(scenario), name, update)
+        corrections = fit_corrections(results, Scenario.load(of_bench.scenario), name, update)
     corrections.save(out)
-    if json:
+    if output.json_only:
         console.print_json({**asdict(corrections), "sd": list(corrections.sd), "file": str(out)})
         return
     for line in corrections_lines(corrections):

@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import typer
 from pagecast import __version__
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.bounds import MOST_WORKERS
+from pagecast.planner_app.commands.field_options import with_options
+from pagecast.planner_app.commands.output import Output
+from pagecast.planner_app.commands.reading import LoadOptions
 from pagecast.planner_app.commands.scenario_options import load_trace
+from pagecast.planner_app.options import Options
 from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.execution.interface import Executor
+from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.gate import baseline as baselines
 from pagecast.planner_app.planner.gate import judge
 from pagecast.planner_app.planner.gate.baseline import Baseline
@@ -28,26 +32,28 @@ from pagecast.sim.replay import Result, replay
 from pagecast.sim.replay.notes import idle_note
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
+from pydantic import Field
 from rich.table import Table
 
-Opt = typer.Option
 _SHORT_S = 3.0  # of work, that is done here before other processes have started
 
 
-def check_command(
-    scenario: Annotated[Path, Opt(help="YAML file of scenario fields, with a section `check`")],
-    baseline: Annotated[
-        Path | None, Opt(help="folder of --write-baseline, or of replay --out, to compare with")
-    ] = None,
-    write_baseline: Annotated[Path | None, Opt(help="folder to write this scenario's figures to")] = None,
-    junit: Annotated[Path | None, Opt(help="JUnit XML file to write")] = None,
-    markdown: Annotated[Path | None, Opt(help="Markdown file to write")] = None,
-    workers: Annotated[
-        int | None, Opt(min=1, max=MOST_WORKERS, help="processes to replay in [one per core]")
-    ] = None,
-    cluster: Annotated[str | None, Opt(help="Dask scheduler to replay on, as tcp://host:8786")] = None,
-    json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
-) -> None:
+class CheckOptions(Options):
+    """What is compared, and where the findings are written."""
+
+    scenario: Path = Field(description="YAML file of scenario fields, with a section `check`")
+    baseline: Path | None = Field(
+        default=None, description="folder of --write-baseline, or of replay --out, to compare with"
+    )
+    write_baseline: Path | None = Field(
+        default=None, description="folder to write this scenario's figures to"
+    )
+    junit: Path | None = Field(default=None, description="JUnit XML file to write")
+    markdown: Path | None = Field(default=None, description="Markdown file to write")
+
+
+@with_options
+def check_command(ask: CheckOptions, many: Many, output: Output) -> None:
     """Replays a scenario and holds its figures to their bounds, and to a baseline's.
 
     Exit code 1 and a table of what broke where one does not hold. Differences from the baseline are paired:
@@ -55,6 +61,8 @@ def check_command(
     the mean difference lies beyond what the scenario allows.
     """
     start = time.perf_counter()
+    scenario, junit, markdown = ask.scenario, ask.junit, ask.markdown
+    baseline, write_baseline = ask.baseline, ask.write_baseline
     if junit is not None:
         console.check_place("--junit", junit, ".xml")
     if markdown is not None:
@@ -67,7 +75,7 @@ def check_command(
             f"{scenario}: has only check.regression, and no baseline to compare with; give --baseline, "
             "or make one with --write-baseline"
         )
-    trace = load_trace(file.trace_name(), file.scenario, **file.reading())
+    trace = load_trace(file.trace_name(), file.scenario, LoadOptions(**file.reading()))
     before = baselines.load(baseline, trace, file) if baseline is not None else None
     result = replay(trace, file.scenario, keep_steps=False)
     figures = bounded(result)
@@ -80,9 +88,9 @@ def check_command(
         notes.extend(_notes(file, before, facts["costs"]))
     notes.extend((*trace.notes, *filter(None, [idle_note(trace, file.scenario)]), facts["expected_error"]))
     if before is not None or write_baseline is not None:
-        if workers is None and result.summary["wall_s"] * file.check.draws < _SHORT_S:
-            workers = 1
-        with executor(workers, cluster) as run:
+        if many.workers is None and result.summary["wall_s"] * file.check.draws < _SHORT_S:
+            many = many.model_copy(update={"workers": 1})
+        with executor(many) as run:
             regressions, left_out = _compare(file, trace, result, before, write_baseline, run)
         findings += regressions
         notes = [*left_out, *notes]
@@ -90,7 +98,7 @@ def check_command(
         write_junit(junit, str(scenario), findings, time.perf_counter() - start, facts)
     if markdown is not None:
         write_markdown(markdown, str(scenario), findings, [_served(facts), *notes])
-    if json:
+    if output.json_only:
         ok = all(finding.holds for finding in findings)
         checks = [finding.as_dict() for finding in findings]
         console.print_json({"ok": ok, **facts, "counts": counts.to_dict(), "checks": checks, "notes": notes})

@@ -16,13 +16,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.bounds import MOST_REPLICATES
-from pagecast.planner_app.commands.engine_options import ENGINE, EngineOptions, with_engine
+from pagecast.planner_app.commands.engine_options import EngineOptions, engine_gather
+from pagecast.planner_app.commands.field_options import with_options
+from pagecast.planner_app.commands.output import Output
+from pagecast.planner_app.options import Flag, Options
+from pagecast.planner_app.planner.execution.options import MOST_REPLICATES
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 from pagecast.sim.runs.journal import JournalWriter
 from pagecast.sim.runs.run_journal import RunJournal
 from pagecast.traces.operations import scale, select
 from pagecast.traces.read import read
+from pydantic import Field
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -31,96 +35,116 @@ if TYPE_CHECKING:
     from pagecast.engine.memory_report import MemoryReport
     from pagecast.sim.runs.recorded import RecordedRun
 
-Opt = typer.Option
-
-ModelName = Annotated[str, Opt(help="transformers folder; with --random-weights also a known model's name")]
+ModelName = Annotated[
+    str, typer.Option(help="transformers folder; with --random-weights also a known model's name")
+]
 MOST_BENCH_TOKENS = 100_000_000
-Json = Annotated[bool, Opt("--json", help="print one JSON object and nothing else")]
 
 
-@with_engine(without=("scheduling_policy", "enable_prefix_caching"))
+class SamplingOptions(Options):
+    """How tokens are drawn; names are those of `SamplingParams`."""
+
+    max_tokens: int = Field(default=256, description="most tokens to generate")
+    temperature: float = Field(default=0.0, description="0 takes the likeliest token")
+    top_k: int = Field(default=0, description="draw from the k likeliest tokens (0: all)")
+    top_p: float = Field(default=1.0, description="draw from the fewest tokens that have this share together")
+    seed: int | None = Field(default=None, description="repeats a draw [a new one each time]")
+    n: Annotated[int, Flag(("--n", "-n"))] = Field(default=1, description="texts for each prompt")
+    ignore_eos: bool = Field(default=False, description="go on past the end of the text")
+
+
+class GenerateOptions(Options):
+    """What is done beside generating."""
+
+    chat: bool = Field(default=False, description="put each prompt into the model's chat template")
+    memory: bool = Field(default=False, description="print where the memory went, on stderr")
+
+
+@with_options
 def generate_command(
     prompts: Annotated[
         list[str], typer.Argument(help="texts to go on with; one is streamed", metavar="PROMPT...")
     ],
     model: ModelName,
-    max_tokens: Annotated[int, Opt(help="most tokens to generate")] = 256,
-    temperature: Annotated[float, Opt(help="0 takes the likeliest token")] = 0.0,
-    top_k: Annotated[int, Opt(help="draw from the k likeliest tokens (0: all)")] = 0,
-    top_p: Annotated[float, Opt(help="draw from the fewest tokens that have this share together")] = 1.0,
-    seed: Annotated[int | None, Opt(help="repeats a draw [a new one each time]")] = None,
-    n: Annotated[int, Opt("--n", "-n", help="texts for each prompt")] = 1,
-    ignore_eos: Annotated[bool, Opt("--ignore-eos", help="go on past the end of the text")] = False,
-    chat: Annotated[bool, Opt("--chat", help="put each prompt into the model's chat template")] = False,
-    engine: EngineOptions = ENGINE,
-    memory: Annotated[bool, Opt("--memory", help="print where the memory went, on stderr")] = False,
-    json: Json = False,
+    sampling: SamplingOptions,
+    ask: GenerateOptions,
+    engine: Annotated[EngineOptions, engine_gather(without=("scheduling_policy", "enable_prefix_caching"))],
+    output: Output,
 ) -> None:
     """Generates text with a model on this machine. One text is streamed as it comes."""
     from pagecast.engine.params import SamplingParams
 
-    params = SamplingParams(max_tokens, temperature, top_k, top_p, seed, n, ignore_eos)
+    params = SamplingParams(**sampling.model_dump())
     params.check()
     with open_engine(model, engine) as running:
-        if memory:
+        if ask.memory:
             console.err.print(memory_table(running.loaded.memory))
-        inputs = [_chat(running, prompt) for prompt in prompts] if chat else prompts
+        inputs = [_chat(running, prompt) for prompt in prompts] if ask.chat else prompts
         if running.tokenizer is None:
             _take_bytes(running)
-        if len(inputs) == 1 and n == 1 and not json:
+        if len(inputs) == 1 and sampling.n == 1 and not output.json_only:
             for piece in running.stream(inputs[0], params):
                 typer.echo(piece, nl=False)
             typer.echo()
             return
         completions = running.generate(inputs, params)
-    if json:
+    if output.json_only:
         console.print_json({"completions": [asdict(completion) for completion in completions]})
         return
     for prompt, completion in zip(prompts, completions, strict=True):
-        for output in completion.outputs:
-            typer.echo(f"--- {prompt!r} ({output.finish_reason})\n{output.text}")
+        for text in completion.outputs:
+            typer.echo(f"--- {prompt!r} ({text.finish_reason})\n{text.text}")
 
 
-@with_engine()
+class RecordOptions(Options):
+    """What of a trace is served, and where the run is written."""
+
+    out: Path = Field(description="folder to write the recorded run to")
+    rate: float = Field(
+        default=1.0,
+        description="a factor, not requests per second: send requests this many times as fast as the trace",
+    )
+    requests: int | None = Field(
+        default=None, ge=1, description="serve only the first so many requests [all]"
+    )
+    temperature: float = Field(default=0.0, description="0 takes the likeliest token")
+
+
+@with_options
 def record_command(
     trace: Annotated[str, typer.Argument(help="trace file of any known format, or a sample's name")],
     model: ModelName,
-    out: Annotated[Path, Opt(help="folder to write the recorded run to")],
-    rate: Annotated[
-        float,
-        Opt(help="a factor, not requests per second: send requests this many times as fast as the trace"),
-    ] = 1.0,
-    requests: Annotated[int | None, Opt(min=1, help="serve only the first so many requests [all]")] = None,
-    temperature: Annotated[float, Opt(help="0 takes the likeliest token")] = 0.0,
-    engine: EngineOptions = ENGINE,
-    json: Json = False,
+    ask: RecordOptions,
+    engine: Annotated[EngineOptions, engine_gather()],
+    output: Output,
 ) -> None:
     """Serves a trace in wall time and writes what happened as a recorded run.
 
     Prompts are made from the trace's content; outputs have the trace's lengths. The folder is written as it
     happens: a run that is cut short can be read as far as it went.
     """
-    _check_sampling(temperature=temperature)
+    out = ask.out
+    _check_sampling(temperature=ask.temperature)
     console.check_folder("--out", out)
     if out.exists() and any(out.iterdir()):
         raise BadInput(f"{out} is not empty; give a new folder")
     source = read(trace)
-    if requests is not None:
-        source = select(source, np.arange(min(requests, len(source))))
-    if rate != 1:
-        source = scale(source, rate)
+    if ask.requests is not None:
+        source = select(source, np.arange(min(ask.requests, len(source))))
+    if ask.rate != 1:
+        source = scale(source, ask.rate)
     with open_engine(model, engine, log_events=True) as running:
         from pagecast.engine.described import described
         from pagecast.engine.serve import TraceServer
 
-        if not json:
+        if not output.json_only:
             console.err.print(memory_table(running.loaded.memory))
         running.warm_up()
         # Facts of this machine that can't be read are errors before the run, not after it.
         meta = {"name": source.name, **described(running)}
         writer = JournalWriter(out, meta)
         try:
-            run = TraceServer(running, source, temperature=temperature, journal=RunJournal(writer)).run()
+            run = TraceServer(running, source, temperature=ask.temperature, journal=RunJournal(writer)).run()
         except BaseException:
             with suppress(OSError):
                 writer.flush()  # what has happened is a run too
@@ -141,7 +165,7 @@ def record_command(
         for name in ("drafts", "accepted_drafts"):
             figures[name] = sum(map(int, " ".join(run.inputs[name]).split()))
     reasons = _reasons(run)
-    if json:
+    if output.json_only:
         console.print_json({**figures, "reasons": reasons})
     else:
         words = [f"{value:,.6g} {key}" for key, value in figures.items() if not isinstance(value, str)]
@@ -172,60 +196,71 @@ def _keep(run: RecordedRun, out: Path, writer: JournalWriter) -> None:
         ) from None
 
 
-@with_engine(
-    without=("scheduling_policy", "enable_prefix_caching"),
-    defaults={"random_weights": True, "max_num_batched_tokens": 16384, "max_model_len": 4096},
-)
+class BenchOptions(Options):
+    """The requests of the benchmark, and how often it runs."""
+
+    requests: int = Field(default=256, ge=1, description="requests, all sent at once")
+    shortest: int = Field(default=100, ge=1, description="fewest prompt tokens, and fewest output tokens")
+    longest: int = Field(default=1024, ge=1, description="most prompt tokens, and most output tokens")
+    seed: int = Field(default=0, description="of lengths, prompts and draws")
+    temperature: float = Field(default=0.6, description="of the draws")
+    repeat: int = Field(default=1, ge=1, le=MOST_REPLICATES, description="runs, one after another")
+    kernels: bool = Field(
+        default=False, description="measure the kernels alone, and print their tables instead"
+    )
+
+
+@with_options
 def bench_command(
+    *,
     model: ModelName = "Qwen/Qwen3-0.6B",
-    requests: Annotated[int, Opt(min=1, help="requests, all sent at once")] = 256,
-    shortest: Annotated[int, Opt(min=1, help="fewest prompt tokens, and fewest output tokens")] = 100,
-    longest: Annotated[int, Opt(min=1, help="most prompt tokens, and most output tokens")] = 1024,
-    seed: Annotated[int, Opt(help="of lengths, prompts and draws")] = 0,
-    temperature: Annotated[float, Opt(help="of the draws")] = 0.6,
-    repeat: Annotated[int, Opt(min=1, max=MOST_REPLICATES, help="runs, one after another")] = 1,
-    engine: EngineOptions = ENGINE,
-    kernels: Annotated[
-        bool, Opt("--kernels", help="measure the kernels alone, and print their tables instead")
-    ] = False,
-    json: Json = False,
+    ask: BenchOptions,
+    engine: Annotated[
+        EngineOptions,
+        engine_gather(
+            without=("scheduling_policy", "enable_prefix_caching"),
+            defaults={"random_weights": True, "max_num_batched_tokens": 16384, "max_model_len": 4096},
+        ),
+    ],
+    output: Output,
 ) -> None:
     """Runs the 256-request benchmark: output tokens per second, and how much of the time the floor is.
 
     With --kernels: what attention, store and copies reach on this GPU, beside its own ceilings.
     """
-    if kernels:
+    if ask.kernels:
         _kernel_tables()
         return
-    _check_bench(requests, shortest, longest, engine["max_model_len"])
-    _check_sampling(temperature=temperature)
+    _check_bench(ask, engine["max_model_len"])
+    _check_sampling(temperature=ask.temperature)
     with open_engine(model, engine) as running:
         from pagecast.engine.bench import bench
 
-        if not json:
+        if not output.json_only:
             console.err.print(memory_table(running.loaded.memory))
         results = []
-        for turn in range(repeat):
+        for turn in range(ask.repeat):
             result = bench(
                 running,
-                requests=requests,
-                shortest=shortest,
-                longest=longest,
-                seed=seed + turn,
-                temperature=temperature,
+                requests=ask.requests,
+                shortest=ask.shortest,
+                longest=ask.longest,
+                seed=ask.seed + turn,
+                temperature=ask.temperature,
             )
             results.append(result)
-            if not json:
+            if not output.json_only:
                 console.out.print(_bench_line(result), soft_wrap=True, markup=False)
-    if json:
+    if output.json_only:
         rows = [
             {**asdict(r), "tokens_per_s": r.tokens_per_s, "share_of_floor": r.share_of_floor} for r in results
         ]
         console.print_json({"model": model, "options": engine, "runs": rows})
 
 
-def _check_bench(requests: int, shortest: int, longest: int, max_model_len: int | None) -> None:
+def _check_bench(ask: BenchOptions, max_model_len: int | None) -> None:
     """Before the engine starts. Errors: BadInput."""
+    requests, shortest, longest = ask.requests, ask.shortest, ask.longest
     if shortest > longest:
         raise BadInput(f"--shortest {shortest} is more than --longest {longest}; lower it")
     if requests * longest > MOST_BENCH_TOKENS:

@@ -1,25 +1,26 @@
 """The options that commands of the real engine share: fields of a scenario, and those that only it has.
 
-@with_engine(defaults={"max_num_batched_tokens": 16384})
-def bench_command(model: ModelName, engine: EngineOptions = ENGINE) -> None:
+@with_options
+def bench_command(
+    model: ModelName, engine: Annotated[EngineOptions, engine_gather(defaults={"max_model_len": 4096})]
+) -> None:
     with open_engine(model, engine) as running: ...
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from pagecast.engine.options import Options
-from pagecast.planner_app.commands.field_options import Command, gathering, parameter
+from pagecast.planner_app.commands.field_options import Gather, parameter, scenario_fields
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.scenario import Scenario, value_type
+from pagecast.sim.scenario import value_type
 
 EngineOptions = dict[str, Any]
-ENGINE: EngineOptions = {}  # the default of a command's parameter, which the options replace
 _ON_OFF = "--{0}/--no-{0}"
 _POLICIES = ("fcfs", "priority")
 _NAMED_APART = {"num_gpu_blocks": "num_blocks", "async_scheduling": "pipeline_depth"}
@@ -40,23 +41,25 @@ _ABOUT = {  # where the engine's answer to an option that is not given is anothe
 _DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(Options)}
 
 
-def engine_fields(kind: type[Scenario] = Scenario) -> list[str]:
+def engine_fields() -> list[str]:
     """The scenario's fields that the engine is started with too; the seed is a command's own."""
-    names = [name for name in kind.flat_fields() if _NAMED_APART.get(name, name) in _DEFAULTS]
+    names = [name for name in scenario_fields() if _NAMED_APART.get(name, name) in _DEFAULTS]
     return [name for name in names if name != "seed"]
 
 
-def engine_only_options() -> list[inspect.Parameter]:
-    """The options that only the engine has, None where one is not given, for a command that has those of a
-    scenario too."""
+def _engine_only_options() -> list[inspect.Parameter]:
     names = [name for name in _ALONE if name not in engine_fields()]
     return [parameter(name, type(_DEFAULTS[name]) | None, _ALONE[name], None) for name in names]
 
 
-def engine_options(values: Mapping[str, Any]) -> EngineOptions:
-    """The engine's arguments among a command's values; None leaves a value to the engine."""
-    names = [*(one.name for one in engine_only_options()), *engine_fields()]
-    return _named({name: values[name] for name in names if values[name] is not None})
+EngineOnly = Annotated[EngineOptions, Gather(_engine_only_options(), dict)]
+"""The options that only the engine has, for a command that has those of a scenario too: those given."""
+
+
+def engine_options(given: Mapping[str, Any]) -> EngineOptions:
+    """The engine's arguments among options that were given; the others are left to the engine."""
+    names = [*_ALONE, *engine_fields()]
+    return _named({name: given[name] for name in names if name in given})
 
 
 def changed_options(options: EngineOptions) -> dict[str, Any]:
@@ -69,19 +72,18 @@ def changed_options(options: EngineOptions) -> dict[str, Any]:
     }
 
 
-def with_engine(
-    *, without: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
-) -> Callable[[Command], Command]:
-    """Puts the engine's options in the place of a command's parameter `engine`.
+def engine_gather(*, without: Sequence[str] = (), defaults: Mapping[str, Any] | None = None) -> Gather:
+    """All options of the engine, in the place of a parameter, which gets their values.
 
     `without`: fields that the command does not take; `defaults` replace the engine's own.
     """
-    option_defaults = {**_DEFAULTS, "num_gpu_blocks": None, "async_scheduling": None, **(defaults or {})}
-    alone = [
-        _alone(name, option_defaults[name]) for name in _ALONE if name not in (*engine_fields(), *without)
-    ]
-    shared = [_shared(name, option_defaults[name]) for name in engine_fields() if name not in without]
-    return gathering("engine", [*alone, *shared], _named)
+    usual = {**_DEFAULTS, "num_gpu_blocks": None, "async_scheduling": None, **(defaults or {})}
+    alone = [name for name in _ALONE if name not in (*engine_fields(), *without)]
+    shared = [name for name in engine_fields() if name not in without]
+    values = {name: usual[name] for name in (*alone, *shared)}
+    options = [_alone(name, values[name]) for name in alone]
+    options += [_shared(name, values[name]) for name in shared]
+    return Gather(options, lambda given: _named({**values, **given}))
 
 
 def _alone(name: str, default: Any) -> inspect.Parameter:
@@ -92,7 +94,7 @@ def _alone(name: str, default: Any) -> inspect.Parameter:
 
 
 def _shared(name: str, default: Any) -> inspect.Parameter:
-    info = Scenario.flat_fields()[name]
+    info = scenario_fields()[name]
     kind = value_type(info)
     names = (_ON_OFF.format(name.replace("_", "-")),) if kind is bool else ()
     option = typer.Option(*names, help=_ABOUT.get(name, info.description))
@@ -115,7 +117,7 @@ def _check_least(values: dict[str, Any]) -> None:
     """Of numbers that the engine has other names for. Errors: BadInput below what a scenario takes."""
     for name in _NAMED_APART:
         value = values.get(name)
-        for bound in Scenario.flat_fields()[name].metadata:
+        for bound in scenario_fields()[name].metadata:
             if value is not None and value < getattr(bound, "ge", value):
                 option = name.replace("_", "-")
                 raise BadInput(f"--{option} is {value}; it must be at least {bound.ge}")

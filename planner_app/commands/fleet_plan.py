@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.output import Output
+from pagecast.planner_app.planner.capacity.options import Target
 from pagecast.planner_app.planner.execution.executor import executor
+from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.fleet.emit import emit
+from pagecast.planner_app.planner.fleet.options import SizeOptions
 from pagecast.planner_app.planner.fleet.sizing import FleetSize, Sizing, against, sized
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.wording.note_sentences import sentences
@@ -18,7 +21,6 @@ from pagecast.planner_app.wording.quantities import counted
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
-from pagecast.traces.write import replacing
 from rich.table import Table
 
 
@@ -26,46 +28,42 @@ def plan_fleet(
     work: Trace,
     scenario: Scenario,
     settings: FleetSettings,
-    level: Slo,
-    *,
-    routers: list[str],
-    most: int,
-    workers: int | None,
-    cluster: str | None,
-    form: str | None,
-    out: Path | None,
-    json: bool,
+    target: Target,
+    ask: SizeOptions,
+    many: Many,
+    output: Output,
 ) -> None:
     """Prints the fewest replicas, and writes the cheapest fleet as others start it.
 
-    Each router is one task of `workers` processes or of a Dask `cluster`; neither changes the answer.
-    Exit code 1 where no router keeps the level with `most` replicas. Errors: BadInput.
+    Each router is one task; where it runs does not change the answer. Exit code 1 where no router keeps the
+    level with the most replicas. Errors: BadInput.
     """
-    fleets = against(settings, routers)
-    if form is not None:
+    level = Slo.parse(target.slo)
+    fleets = against(settings, list(ask.against))
+    if ask.emit is not None:
         for fleet in fleets:  # what cannot be written is said before the search
-            emit(form, scenario, fleet)
-    sizing = Sizing(work, scenario, level, most)
+            emit(ask.emit, scenario, fleet)
+    sizing = Sizing(work, scenario, level, ask.most_replicas)
     started = time.perf_counter()
-    with executor(workers, cluster) as run, console.progress("routers", len(fleets)) as update:
+    with executor(many) as run, console.progress("routers", len(fleets)) as update:
         sizes = run.map(sizing.run, fleets, progress=update)
     wall_s = time.perf_counter() - started
     enough = [size for size in sizes if size.replicas is not None]
     text = None
-    if form is not None and enough:
+    if ask.emit is not None and enough:
         best = min(enough, key=lambda size: size.replicas or 0)
         fleet_of_best = next(fleet for fleet in fleets if fleet.router.policy == best.router)
-        text = emit(form, scenario, sized(fleet_of_best, best.replicas or 0))
-    if text is not None and out is not None:
-        with replacing(out) as place:
-            place.write_text(text, encoding="utf-8")
+        text = emit(ask.emit, scenario, sized(fleet_of_best, best.replicas or 0))
+        ask.write(text)
     replica = settings.group_scenario(0, scenario)
-    if json:
+    if output.json_only:
         console.print_json(_body(work, replica, level, sizes, text))
     else:
         _show(work, replica, level, sizes, wall_s)
         if text is not None:
-            console.out.print(text if out is None else f"written to {out}", soft_wrap=True, markup=False)
+            console.out.print(
+                text if ask.emit_to is None else f"written to {ask.emit_to}", soft_wrap=True, markup=False
+            )
     if not enough:
         raise typer.Exit(1)
 

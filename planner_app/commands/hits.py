@@ -2,58 +2,52 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.trace_view import read_with_progress
+from pagecast.planner_app.commands.field_options import with_options
+from pagecast.planner_app.commands.output import Output
+from pagecast.planner_app.commands.reading import BlockReadOptions, read_with_progress
+from pagecast.planner_app.options import Options
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.describe import sharing
 from pagecast.traces.hits import Hits, hits
 from pagecast.traces.schema import Trace
+from pydantic import Field
 from rich.table import Table
 
-Opt = typer.Option
 _CURVE = "1000,3000,10000,30000,100000,300000"
 
 
+class HitsOptions(Options):
+    """Which cache a trace's prompts are looked up in."""
+
+    capacity: str = Field(default=_CURVE, description="cache sizes in blocks, separated by commas")
+    block_size: int | None = Field(
+        default=None, description="tokens in a block [what the trace's hash ids name, else 16 as in vLLM]"
+    )
+
+
+@with_options
 def hits_command(
     trace: Annotated[
         str, typer.Argument(help="trace file of any known format, a sample's name, or folder of replay --out")
     ],
-    capacity: Annotated[str, Opt(help="cache sizes in blocks, separated by commas")] = _CURVE,
-    block_size: Annotated[
-        int | None, Opt(help="tokens in a block [what the trace's hash ids name, else 16 as in vLLM]")
-    ] = None,
-    limit: Annotated[int | None, Opt(help="count only the first N requests")] = None,
-    sort: Annotated[bool, Opt("--sort", help="put requests out of order in order of arrival")] = False,
-    session_rate: Annotated[
-        float | None, Opt(help="sessions per second, where a format has no absolute times: it sets the order")
-    ] = None,
-    tokenizer: Annotated[Path | None, Opt(help="transformers folder, for traces that hold texts")] = None,
-    seed: Annotated[int, Opt(help="seed of all random draws")] = 0,
-    block_tokens: Annotated[int | None, Opt(help="tokens a hash id names, if not the format's own")] = None,
-    json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
+    ask: HitsOptions,
+    reading: BlockReadOptions,
+    output: Output,
 ) -> None:
     """Counts prefix hits of an LRU cache by its capacity.
 
     A block hits only if all earlier blocks of its request hit; the trailing partial block counts as one;
     generated tokens are never inserted; requests come in the trace's order.
     """
-    capacities = parse_capacities(capacity)
-    work = read_with_progress(
-        trace,
-        limit=limit,
-        sort=sort,
-        session_rate=session_rate,
-        tokenizer=tokenizer,
-        seed=seed,
-        block_tokens=block_tokens,
-    )
-    result = hits(work, capacities, block_size)
+    capacities = parse_capacities(ask.capacity)
+    work = read_with_progress(trace, reading)
+    result = hits(work, capacities, ask.block_size)
     note = left_out(work)
-    if json:
+    if output.json_only:
         console.print_json({**result.to_dict(), "notes": [*work.notes, note]})
     else:
         show(work.name, result)

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pagecast.planner_app.options import Options
+from pagecast.planner_app.planner.execution.options import Drawn
 from pagecast.sim.core.errors import BadInput
 
-WITHOUT_DRAWS = "is for the draws behind intervals: give --replicates N as well"
 
+def refuse_options(
+    values: Options | Mapping[str, object], reason: str, *, beyond: type[Options] | None = None
+) -> None:
+    """Refuses the options that are given: of a model, all of them, or those `beyond` another model's.
 
-def refuse_options(values: Mapping[str, object], reason: str) -> None:
-    """Refuses the first option that is given.
-
-    `values`: what the options have by their names without dashes, None where one is not given. `reason`: why
-    it has no effect, and what to do. Errors: BadInput, `--NAME REASON`.
+    `values` may be what options have by their names without dashes, None where one is not given. `reason`:
+    why they have no effect, and what to do. Errors: BadInput, `--NAME REASON`.
     """
-    for name, value in values.items():
-        if value is not None:
-            raise BadInput(f"--{name} {reason}")
+    if isinstance(values, Options):
+        given = values.given(beyond)
+    else:
+        given = [f"--{name}" for name, value in values.items() if value is not None]
+    if len(given) == 1:
+        raise BadInput(f"{given[0]} {reason}")
+    if given:
+        raise BadInput(f"{', '.join(given[:-1])} and {given[-1]}: each {reason}")
+
+
+def refuse_without_draws(drawn: Drawn) -> None:
+    """Errors: BadInput where nothing is drawn, and an option says how."""
+    if not drawn.replicates:
+        given = {"fixed-workload": drawn.fixed_workload or None}
+        refuse_options(given, "is for the draws behind intervals: give --replicates N as well")

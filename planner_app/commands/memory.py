@@ -5,44 +5,49 @@ from __future__ import annotations
 import inspect
 from typing import Annotated, Any
 
-import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.field_options import field_option, gathering
+from pagecast.planner_app.commands.field_options import Gather, field_option, scenario_fields, with_options
+from pagecast.planner_app.commands.output import Output
+from pagecast.planner_app.options import Options
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.machine.gpus import GIB
 from pagecast.sim.machine.memory import HbmBudget, options_of
 from pagecast.sim.scenario import Scenario
+from pydantic import Field
 from rich.table import Table
 
-Opt = typer.Option
 LENGTHS = (2048, 8192, 32_768, 131_072)
 
 
 def _options() -> list[inspect.Parameter]:
     """The scenario's fields that the budget depends on; of these a model and a GPU must be given."""
     required = ("model", "gpu")
-    names = [name for name in options_of(Scenario.make({})) if name in Scenario.flat_fields()]
+    names = [name for name in options_of(Scenario.make({})) if name in scenario_fields()]
     return [field_option(name, required=name in required) for name in (*required, *names)]
 
 
 def _scenario(values: dict[str, Any]) -> Scenario:
-    return Scenario.make({name: value for name, value in values.items() if value is not None}, "options")
+    return Scenario.make(values, "options")
 
 
-@gathering("scenario", _options(), _scenario)
+class MemoryOptions(Options):
+    """What takes memory beside the scenario's own, and what is told of it."""
+
+    enforce_eager: bool = Field(default=False, description="no compilation and no CUDA graphs")
+    model_runner: str = Field(
+        default="auto", description="vLLM's model runner: v1, v2, or auto as in vLLM 0.24"
+    )
+    sequence_tokens: int = Field(default=2048, description="length that the bytes per token are given for")
+
+
+@with_options
 def memory_command(
-    scenario: Scenario,
-    enforce_eager: Annotated[bool, Opt("--enforce-eager", help="no compilation and no CUDA graphs")] = False,
-    model_runner: Annotated[str, Opt(help="vLLM's model runner: v1, v2, or auto as in vLLM 0.24")] = "auto",
-    sequence_tokens: Annotated[int, Opt(help="length that the bytes per token are given for")] = 2048,
-    json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
+    scenario: Annotated[Scenario, Gather(_options(), _scenario)], ask: MemoryOptions, output: Output
 ) -> None:
     """Itemises one GPU's memory and prints the KV blocks, tokens and sequences that fit."""
-    budget = scenario.budget(
-        enforce_eager=enforce_eager, model_runner=model_runner, sequence_tokens=sequence_tokens
-    )
+    budget = scenario.budget(**ask.model_dump())
     assert budget is not None
-    if json:
+    if output.json_only:
         console.print_json(as_dict(budget))
     else:
         show(budget)

@@ -6,14 +6,17 @@ with what to use in its place.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from pagecast.planner_app.commands.field_options import parameter
+from pagecast.planner_app.commands.field_options import Gather, parameter
+from pagecast.planner_app.commands.scenario_options import GivenScenario
+from pagecast.planner_app.options import Flag, Options
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.yaml_documents import read_mapping
+from pydantic import Field
 
 Opt = typer.Option
 _TIMES = "times are those of the scheduler and the step costs; choose --gpu, --model, --costs or --time-scale"
@@ -40,36 +43,38 @@ REFUSED = {
 }
 
 
-def _mock(
-    kv_cache_size: Annotated[int | None, Opt(min=1, help="the same as --num-gpu-blocks", hidden=True)] = None,
-    enable_kvcache: Annotated[
-        bool, Opt("--enable-kvcache/--no-enable-kvcache", help="there is always a KV cache", hidden=True)
-    ] = True,
-    event_batch_size: Annotated[
-        int | None, Opt(min=1, help="most KV events in one message [those of a step]")
-    ] = None,
-) -> None:
-    """The options that are taken, as a signature."""
+class MockOptions(Options):
+    """Options that are taken, and mean something else here."""
+
+    kv_cache_size: Annotated[int | None, Flag(hidden=True)] = Field(
+        default=None, ge=1, description="the same as --num-gpu-blocks"
+    )
+    enable_kvcache: Annotated[bool, Flag(hidden=True)] = Field(
+        default=True, description="there is always a KV cache"
+    )
 
 
-def mock_options() -> list[inspect.Parameter]:
-    """The options as parameters of a command; those that are refused are not in its help."""
-    taken = list(inspect.signature(_mock, eval_str=True).parameters.values())
-    return [*taken, *(parameter(name, str | None, Opt(hidden=True), None) for name in REFUSED)]
+def _refused(given: dict[str, Any]) -> None:
+    for name in given:
+        raise BadInput(f"--{name.replace('_', '-')} is not served here: {REFUSED[name]}")
 
 
-def check_mock_options(options: dict[str, Any]) -> None:
-    """Takes over what has another name here. Errors: BadInput for what is refused, with the reason."""
-    for name, reason in REFUSED.items():
-        if options[name] is not None:
-            raise BadInput(f"--{name.replace('_', '-')} is not served here: {reason}")
-    if not options["enable_kvcache"]:
+Refused = Annotated[
+    None, Gather([parameter(name, str | None, Opt(hidden=True), None) for name in REFUSED], _refused)
+]
+"""The options that are refused with the reason; they are not in the help."""
+
+
+def with_mock_options(arguments: GivenScenario, mock: MockOptions) -> GivenScenario:
+    """Takes over what has another name here. Errors: BadInput."""
+    if not mock.enable_kvcache:
         raise BadInput("--no-enable-kvcache: there is always a KV cache; use --no-enable-prefix-caching")
-    size = options["kv_cache_size"]
-    if size is not None:
-        if options["num_gpu_blocks"] not in (None, size):
-            raise BadInput("--kv-cache-size and --num-gpu-blocks are the same; give one of them")
-        options["num_gpu_blocks"] = size
+    size = mock.kv_cache_size
+    if size is None:
+        return arguments
+    if arguments.fields.get("num_gpu_blocks", size) != size:
+        raise BadInput("--kv-cache-size and --num-gpu-blocks are the same; give one of them")
+    return replace(arguments, fields={**arguments.fields, "num_gpu_blocks": size})
 
 
 def read_config(context: Any, path: Any) -> Any:

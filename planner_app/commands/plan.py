@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.bounds import MOST_REPLICATES, MOST_WORKERS
-from pagecast.planner_app.commands.fleet_options import FleetGiven, with_fleet
-from pagecast.planner_app.commands.ignored_options import WITHOUT_DRAWS, refuse_options
-from pagecast.planner_app.commands.scenario_options import (
-    ScenarioArguments,
-    TraceArgument,
-    load,
-    with_scenario,
-)
+from pagecast.planner_app.commands.field_options import with_options
+from pagecast.planner_app.commands.fleet_options import FleetOptions
+from pagecast.planner_app.commands.ignored_options import refuse_options, refuse_without_draws
+from pagecast.planner_app.commands.output import Output, Reported
+from pagecast.planner_app.commands.scenario_options import ScenarioArguments, TraceArgument, load
+from pagecast.planner_app.planner.capacity.options import PlanOptions, Target
+from pagecast.planner_app.planner.execution.options import Many
+from pagecast.planner_app.planner.fleet.options import Emitted, SizeOptions
 from pagecast.planner_app.reports.html_page import ready, write
 from rich.table import Table
 
 if TYPE_CHECKING:
     from pagecast.planner_app.planner.capacity.envelope import Envelope
     from pagecast.planner_app.planner.capacity.planning import Answer, CapacityPlan
-    from pagecast.planner_app.planner.slo import Slo
     from pagecast.sim.fleet.settings import FleetSettings
     from pagecast.sim.scenario import Scenario
     from pagecast.traces.schema import Trace
 
-Opt = typer.Option
-_MOST_REPLICAS = 64
-_MOST_PREEMPTIONS = 0.01
-_MOST_REQUESTS = 4000
 _MOST_FLEET_REQUESTS = 40_000
-_REPLICATES = 5
 _TITLES = {
     "concurrency": "admissible concurrency",
     "rate": "highest request rate",
@@ -41,71 +33,15 @@ _TITLES = {
 }
 
 
-@with_fleet
-@with_scenario
+@with_options
 def plan_command(
     trace: TraceArgument,
-    slo: Annotated[
-        str,
-        Opt(
-            help="SLO: ttft_p99<2s,tpot_p95<50ms,goodput(ttft<2s,tpot<50ms)>0.99; "
-            "TTFT, E2E and queue of a request that is not served are infinite"
-        ),
-    ],
     arguments: ScenarioArguments,
-    fleet: FleetGiven,
-    against: Annotated[
-        list[str] | None, Opt(help="another router to compare with, with a fleet's options")
-    ] = None,
-    most_replicas: Annotated[
-        int | None,
-        Opt(min=1, max=4096, help=f"with a fleet, replicas at which it is given up [{_MOST_REPLICAS}]"),
-    ] = None,
-    emit: Annotated[
-        str | None, Opt(help="write the fewest replicas as vllm, k8s, llm-d or dynamo would start them")
-    ] = None,
-    out: Annotated[Path | None, Opt(help="file for --emit [printed]")] = None,
-    think_time: Annotated[
-        float | None,
-        Opt(min=0, help="plan also for users who pause this many seconds (mean) before a session"),
-    ] = None,
-    replicas_for: Annotated[
-        float | None, Opt(help="request rate per second for the number of replicas [the trace's own]")
-    ] = None,
-    price: Annotated[
-        list[str] | None, Opt(help="GPU=USD per GPU-hour: H200=3.5; no price is built in")
-    ] = None,
-    max_preemption_rate: Annotated[
-        float | None,
-        Opt(min=0, help=f"most preemptions per request at the admissible concurrency [{_MOST_PREEMPTIONS}]"),
-    ] = None,
-    most_users: Annotated[
-        int | None, Opt(min=1, help="users at which a search gives up [4 times --max-num-seqs]")
-    ] = None,
-    most_requests: Annotated[
-        int | None,
-        Opt(
-            min=1,
-            help="requests of a replay: longer traces are cut; the highest rate takes 6 times that "
-            f"[{_MOST_REQUESTS}]",
-        ),
-    ] = None,
-    replicates: Annotated[
-        int | None,
-        Opt(
-            min=0,
-            max=MOST_REPLICATES,
-            help="draws of costs, noise and workload for 90% intervals: 20 for better ones, 0 for none "
-            f"[{_REPLICATES}]",
-        ),
-    ] = None,
-    fixed_workload: Annotated[
-        bool, Opt("--fixed-workload", help="leave the workload's uncertainty out of the intervals")
-    ] = False,
-    workers: Annotated[int | None, Opt(min=1, max=MOST_WORKERS, help="processes [one per core]")] = None,
-    cluster: Annotated[str | None, Opt(help="address of a Dask scheduler: tcp://host:8786")] = None,
-    report: Annotated[Path | None, Opt(help="HTML file with charts to write")] = None,
-    json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
+    fleet: FleetOptions,
+    sizing: SizeOptions,
+    ask: PlanOptions,
+    many: Many,
+    output: Reported,
 ) -> None:
     """Finds the admissible concurrency and the highest request rate at which TRACE keeps an SLO.
 
@@ -120,133 +56,62 @@ def plan_command(
     from pagecast.planner_app.planner.capacity.users import at_rate, lasting_at
     from pagecast.planner_app.planner.slo import Slo
 
-    level = Slo.parse(slo)
-    for_fleet = fleet.any or bool(against) or emit is not None
+    Slo.parse(ask.slo)
+    for_fleet = fleet.any or bool(sizing.against) or sizing.emit is not None
     if for_fleet:
         refuse_options({"replicas": fleet.replicas}, "is what plan finds, for a --router NAME: leave it out")
-        refuse_options(
-            {
-                "think-time": think_time,
-                "replicas-for": replicas_for,
-                "max-preemption-rate": max_preemption_rate,
-                "most-users": most_users,
-                "most-requests": most_requests,
-                "replicates": replicates,
-                "fixed-workload": fixed_workload or None,
-                "report": report,
-            },
-            "is for one replica: leave it out, or leave the fleet's options, --against and --emit out",
-        )
+        reason = "is for one replica: leave it out, or leave the fleet's options, --against and --emit out"
+        refuse_options(ask, reason, beyond=Target)
+        refuse_options(output, reason, beyond=Output)
     else:
-        refuse_options({"most-replicas": most_replicas}, "is for a fleet: give --router NAME as well")
-        if replicates == 0:
-            refuse_options({"fixed-workload": fixed_workload or None}, WITHOUT_DRAWS)
-    if emit is None:
-        refuse_options({"out": out}, "is the file for --emit: give --emit FORM as well")
-    if report is not None:
-        ready("--report", report)
+        refuse_options(sizing, "is for a fleet: give --router NAME as well", beyond=Emitted)
+        refuse_without_draws(ask)
+    sizing.check()
+    if output.report is not None:
+        ready("--report", output.report)
     reach = partial(lasting_at, most_requests=_MOST_FLEET_REQUESTS) if for_fleet else at_rate
     work, scenario = load(trace, arguments, reach=reach)
     if for_fleet:
         from pagecast.planner_app.commands.fleet_plan import plan_fleet
 
-        plan_fleet(
-            work,
-            scenario,
-            _priced_fleet(fleet.settings(), scenario, price),
-            level,
-            routers=against or [],
-            most=_MOST_REPLICAS if most_replicas is None else most_replicas,
-            workers=workers,
-            cluster=cluster,
-            form=emit,
-            out=out,
-            json=json,
-        )
+        settings = _priced_fleet(fleet.settings(), scenario, ask)
+        plan_fleet(work, scenario, settings, ask, sizing, many, output)
         return
-    result = _plan_replica(
-        work,
-        scenario,
-        level,
-        price or [],
-        _REPLICATES if replicates is None else replicates,
-        workers,
-        cluster,
-        think_s=think_time,
-        replicas_for=replicas_for,
-        max_preemption_rate=_MOST_PREEMPTIONS if max_preemption_rate is None else max_preemption_rate,
-        most_users=most_users,
-        most_requests=_MOST_REQUESTS if most_requests is None else most_requests,
-        fixed_workload=fixed_workload,
-    )
-    _tell(result, report, json=json)
+    result = _plan_replica(work, scenario, ask, many)
+    _tell(result, output)
     if any(answer.value is None for answer in result.answers.values()):
         raise typer.Exit(1)
 
 
-def _priced_fleet(settings: FleetSettings, scenario: Scenario, price: list[str] | None) -> FleetSettings:
+def _priced_fleet(settings: FleetSettings, scenario: Scenario, ask: Target) -> FleetSettings:
     """The fleet with the price of its GPU, where one is given. Errors: BadInput."""
-    from pagecast.planner_app.planner.prices import priced, read_prices
+    from pagecast.planner_app.planner.prices import priced
     from pagecast.sim.machine.gpus import gpu as find_gpu
 
-    if not price:
+    if not ask.price:
         return settings
     gpu = find_gpu(settings.groups[0].scenario.get("gpu", scenario.gpu)).name
-    prices = priced(read_prices(price), [gpu])
-    return settings.model_copy(update={"price_per_gpu_hour": prices[gpu]})
+    return settings.model_copy(update={"price_per_gpu_hour": priced(ask.price, [gpu])[gpu]})
 
 
-def _plan_replica(
-    work: Trace,
-    scenario: Scenario,
-    level: Slo,
-    price: list[str],
-    draws: int,
-    workers: int | None,
-    cluster: str | None,
-    *,
-    think_s: float | None,
-    replicas_for: float | None,
-    max_preemption_rate: float,
-    most_users: int | None,
-    most_requests: int,
-    fixed_workload: bool,
-) -> CapacityPlan:
+def _plan_replica(work: Trace, scenario: Scenario, ask: PlanOptions, many: Many) -> CapacityPlan:
     """Plans for one replica, with a bar that shows how far the searches are. Errors: BadInput."""
     from pagecast.planner_app.planner.capacity.planning import plan, steps
     from pagecast.planner_app.planner.execution.executor import executor
-    from pagecast.planner_app.planner.prices import priced, read_prices
-    from pagecast.sim.machine.gpus import gpu as find_gpu
-    from pagecast.sim.replay.resample import resample
 
-    gpu = find_gpu(scenario.gpu).name
-    prices = priced(read_prices(price), [gpu])
-    total = steps(2 if think_s is None else 3, draws)
-    with executor(workers, cluster) as run, console.progress("searches", total) as update:
-        return plan(
-            work,
-            scenario,
-            level,
-            think_s=think_s,
-            replicas_for=replicas_for,
-            max_preemption_rate=max_preemption_rate,
-            most_users=most_users,
-            most_requests=most_requests,
-            replicates=draws,
-            workload=None if fixed_workload else resample,
-            usd_per_gpu_hour=prices.get(gpu),
-            run=run,
-            progress=update,
-        )
+    total = steps(2 if ask.think_time is None else 3, ask.replicates)
+    with executor(many) as run, console.progress("searches", total) as update:
+        return plan(work, scenario, ask, run, update)
 
 
-def _tell(result: CapacityPlan, report: Path | None, *, json: bool) -> None:
+def _tell(result: CapacityPlan, output: Reported) -> None:
     """Writes the report, where there is one, and prints the plan."""
+    report = output.report
     if report is not None:
         from pagecast.planner_app.reports.plan_report import plan_report
 
         write(report, plan_report(result))
-    if json:
+    if output.json_only:
         console.print_json(result.to_dict())
         return
     show(result)

@@ -5,21 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.bounds import MOST_REPLICATES
-from pagecast.planner_app.commands.fleet_options import FleetGiven, with_fleet
-from pagecast.planner_app.commands.ignored_options import WITHOUT_DRAWS, refuse_options
+from pagecast.planner_app.commands.field_options import with_options
+from pagecast.planner_app.commands.fleet_options import FleetOptions
+from pagecast.planner_app.commands.ignored_options import refuse_without_draws
+from pagecast.planner_app.commands.output import Reported
 from pagecast.planner_app.commands.replay_view import show
 from pagecast.planner_app.commands.scenario_options import (
     ScenarioArguments,
     TraceArgument,
     load,
-    with_scenario,
 )
+from pagecast.planner_app.options import Options
+from pagecast.planner_app.planner.execution.options import Drawn
 from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
@@ -29,94 +30,90 @@ from pagecast.sim.replay.resample import redrawn, resample
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 from pagecast.traces.write import replacing
+from pydantic import Field
 
-Opt = typer.Option
+
+class ReplayOptions(Options):
+    """What is written of a replay beside its summary and its report."""
+
+    out: Path | None = Field(
+        default=None, description="folder for summary, requests, steps, events and scenario"
+    )
+    kv_events: bool = Field(
+        default=False, description="write kv_events.jsonl into --out as well, in vLLM's vocabulary"
+    )
+    perfetto: Path | None = Field(
+        default=None, description="trace of the steps to write, for ui.perfetto.dev (.json or .json.gz)"
+    )
 
 
-@with_fleet
-@with_scenario
+@with_options
 def replay_command(
     trace: TraceArgument,
     arguments: ScenarioArguments,
-    fleet: FleetGiven,
-    replicates: Annotated[
-        int,
-        Opt(
-            min=0,
-            max=MOST_REPLICATES,
-            help="replays behind 90% intervals: costs, noise and workload drawn again [0: none]",
-        ),
-    ] = 0,
-    fixed_workload: Annotated[
-        bool, Opt("--fixed-workload", help="leave the workload's uncertainty out of the intervals")
-    ] = False,
-    out: Annotated[Path | None, Opt(help="folder for summary, requests, steps, events and scenario")] = None,
-    kv_events: Annotated[
-        bool, Opt("--kv-events", help="write kv_events.jsonl into --out as well, in vLLM's vocabulary")
-    ] = False,
-    report: Annotated[Path | None, Opt(help="HTML file with charts to write")] = None,
-    perfetto: Annotated[
-        Path | None, Opt(help="trace of the steps to write, for ui.perfetto.dev (.json or .json.gz)")
-    ] = None,
-    json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
+    fleet: FleetOptions,
+    drawn: Drawn,
+    ask: ReplayOptions,
+    output: Reported,
 ) -> None:
     """Replays TRACE on one replica, or on several behind a router (--replicas), and prints TTFT, TPOT,
     throughput, prefix hits and KV pressure."""
-    if kv_events and out is None:
+    if ask.kv_events and ask.out is None:
         raise BadInput("--kv-events writes into the replay's folder: give --out FOLDER as well")
-    if not replicates:
-        refuse_options({"fixed-workload": fixed_workload or None}, WITHOUT_DRAWS)
-    if report is not None:
-        ready("--report", report)
-    if perfetto is not None:
+    refuse_without_draws(drawn)
+    if output.report is not None:
+        ready("--report", output.report)
+    if ask.perfetto is not None:
         from pagecast.planner_app.reports import perfetto as perfetto_trace
 
-        perfetto_trace.ready("--perfetto", perfetto)
+        perfetto_trace.ready("--perfetto", ask.perfetto)
     work, scenario = load(trace, arguments)
-    keep = report is not None or perfetto is not None
-    study = Study(work, scenario, scenario.seed, None if fixed_workload else resample)
+    study = Study(work, scenario, scenario.seed, None if drawn.fixed_workload else resample)
     result: Result
     if fleet.any:
-        if kv_events:
+        if ask.kv_events:
             raise BadInput("--kv-events is for one replica; leave it out, or leave the fleet's options out")
         from pagecast.planner_app.commands.fleet_replay import fleet_study, replay_on_fleet
 
         settings = fleet.settings()
-        result = replay_on_fleet(work, scenario, settings, keep_steps=perfetto is not None, out=out)
+        keep = ask.perfetto is not None
+        result = replay_on_fleet(work, scenario, settings, keep_steps=keep, out=ask.out)
         study = fleet_study(study, settings)
     else:
+        keep = output.report is not None or ask.perfetto is not None
         with console.progress("replaying", len(work)) as update:
-            result = replay(work, scenario, keep_steps=keep, out=out, progress=update, kv_events=kv_events)
+            result = replay(
+                work, scenario, keep_steps=keep, out=ask.out, progress=update, kv_events=ask.kv_events
+            )
     summary = {**result.summary, "expected_error": sentence(result.summary["expected_error"])}
     result = replace(result, summary=summary, notes=(*_unused(work, scenario), *result.notes))
-    if out is not None:
-        _write_summary(out, summary)
-    spread = None
-    if replicates:
-        with console.progress("replicates", replicates) as update:
-            spread = study.spread(replicates, progress=update)
-    varied = None
-    if spread is not None:
+    if ask.out is not None:
+        _write_summary(ask.out, summary)
+    spread, varied = None, None
+    if drawn.replicates:
+        with console.progress("replicates", drawn.replicates) as update:
+            spread = study.spread(drawn.replicates, progress=update)
         rates = (figures.get("token_hit_rate") for figures in (summary_figures(result), spread.middle))
-        varied = None if fixed_workload else redrawn(work, scenario.seed, *rates)
-        added = (note for note in (varied, few_draws(replicates)) if note)
+        varied = None if drawn.fixed_workload else redrawn(work, scenario.seed, *rates)
+        added = (note for note in (varied, few_draws(drawn.replicates)) if note)
         result = replace(result, notes=(*result.notes, *added))
-    _draw(result, spread, report, perfetto)
-    if json:
-        variation = {"replicates": replicates, "workload": sentence(varied) if varied else "as it is"}
-        body = (
-            {**with_intervals(result.summary, spread), "intervals": variation} if spread else result.summary
-        )
+    _draw(result, spread, output.report, ask.perfetto)
+    if output.json_only:
+        words = sentence(varied) if varied else "as it is"
+        body = result.summary
+        if spread is not None:
+            variation = {"replicates": drawn.replicates, "workload": words}
+            body = {**with_intervals(result.summary, spread), "intervals": variation}
         console.print_json(body)
-    else:
-        show(result, out, spread)
-        if fleet.any:
-            from pagecast.planner_app.commands.fleet_replay import show_replicas
+        return
+    show(result, ask.out, spread)
+    if fleet.any:
+        from pagecast.planner_app.commands.fleet_replay import show_replicas
 
-            show_replicas(result)
-        for path in (report, perfetto):
-            if path is not None:
-                console.out.print(f"written to {path}", soft_wrap=True, markup=False)
+        show_replicas(result)
+    for path in (output.report, ask.perfetto):
+        if path is not None:
+            console.out.print(f"written to {path}", soft_wrap=True, markup=False)
 
 
 def _write_summary(folder: Path, summary: dict[str, Any]) -> None:

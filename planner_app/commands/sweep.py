@@ -3,71 +3,52 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.bounds import MOST_TRIALS, MOST_WORKERS
-from pagecast.planner_app.commands.fleet_options import FleetGiven, GivenFleet, with_fleet
+from pagecast.planner_app.commands.field_options import with_options
+from pagecast.planner_app.commands.fleet_options import FleetOptions
 from pagecast.planner_app.commands.ignored_options import refuse_options
+from pagecast.planner_app.commands.output import Reported
 from pagecast.planner_app.commands.scenario_options import (
+    GivenScenario,
     ScenarioArguments,
     TraceArgument,
     load,
-    with_scenario,
 )
+from pagecast.planner_app.planner.execution.options import Many
+from pagecast.planner_app.planner.fleet.options import EmittedTrial
+from pagecast.planner_app.planner.sweep.options import SweepOptions
 from pagecast.planner_app.reports.html_page import ready, write
-from pagecast.traces.write import replacing
+from pydantic import Field
 from rich.table import Table
 
 if TYPE_CHECKING:
     from pagecast.planner_app.planner.sweep.study import SweepResult
 
-Opt = typer.Option
 _MOST_ROWS = 20
 _VERY_WIDE = 10_000  # columns of a terminal, more than any table has
-_SET = "field=values, may be repeated: block_size=16,32, kv_tokens=50000:400000:50000, max_num_seqs=8:256:x2"
 
 
-@with_fleet
-@with_scenario
+class SweepOutput(Reported):
+    """How a sweep's answer is printed and drawn."""
+
+    report: Path | None = Field(
+        default=None, description="HTML file with charts to write (needs the extra: pagecast[app])"
+    )
+    out: Path | None = Field(default=None, description="the study's folder; there already, the study goes on")
+
+
+@with_options
 def sweep_command(
     trace: TraceArgument,
-    settings: Annotated[list[str], Opt("--set", help=_SET)],
     arguments: ScenarioArguments,
-    fleet: FleetGiven,
-    search: Annotated[
-        int | None,
-        Opt(
-            max=MOST_TRIALS,
-            help="make N trials chosen by Optuna's TPE, not the whole grid (needs the extra: pagecast[app])",
-        ),
-    ] = None,
-    slo: Annotated[str, Opt(help="SLO, such as ttft_p99<2s,tpot_p95<50ms")] = "",
-    price: Annotated[
-        list[str] | None, Opt(help="GPU=USD per GPU-hour, may be repeated: H200=3.5; no price is built in")
-    ] = None,
-    objective: Annotated[
-        str,
-        Opt(
-            help="figures to trade off, with commas [ttft_p99_s, tpot_p95_s, and before them usd_per_hour, "
-            "without prices gpus, where the GPUs differ, or else output_tokens_per_s]"
-        ),
-    ] = "",
-    generation: Annotated[
-        int | None, Opt(max=MOST_TRIALS, help="trials that --search chooses at once [20]")
-    ] = None,
-    out: Annotated[Path | None, Opt(help="the study's folder; there already, the study goes on")] = None,
-    workers: Annotated[int | None, Opt(min=1, max=MOST_WORKERS, help="processes [one per core]")] = None,
-    cluster: Annotated[str | None, Opt(help="address of a Dask scheduler: tcp://host:8786")] = None,
-    report: Annotated[
-        Path | None, Opt(help="HTML file with charts to write (needs the extra: pagecast[app])")
-    ] = None,
-    emit: Annotated[
-        str | None, Opt(help="write the cheapest as vllm, k8s, llm-d or dynamo would start it")
-    ] = None,
-    emit_to: Annotated[Path | None, Opt(help="file for --emit [printed]")] = None,
-    json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
+    fleet: FleetOptions,
+    ask: SweepOptions,
+    many: Many,
+    emitted: EmittedTrial,
+    output: SweepOutput,
 ) -> None:
     """Serves TRACE by every scenario of a space: the cheapest that meets --slo, the front, what matters.
 
@@ -77,68 +58,47 @@ def sweep_command(
     for any --workers and --cluster. With --out a sweep goes on where it stopped, in whichever way that was.
     Exit code 1 where no scenario serves every request and keeps --slo.
     """
+    from pagecast.planner_app.planner.execution.executor import executor
     from pagecast.planner_app.planner.fleet.emit import check_form
-    from pagecast.planner_app.planner.fleet.knobs import KNOBS
-    from pagecast.planner_app.planner.prices import read_prices
     from pagecast.planner_app.planner.sweep.question import SweepQuestion
-    from pagecast.planner_app.planner.sweep.search import GENERATION
-    from pagecast.planner_app.planner.sweep.space import parse_space
     from pagecast.planner_app.planner.sweep.study import sweep
 
-    if report is not None:
-        ready("--report", report)
-    if emit is not None:
-        check_form(emit)
-    else:
-        refuse_options({"emit-to": emit_to}, "is the file for --emit: give --emit FORM as well")
-    if search is None:
-        refuse_options({"generation": generation}, "is for a search: give --search N as well")
-    _refuse_knobs_values(settings, arguments, fleet)
+    if output.report is not None:
+        ready("--report", output.report)
+    emitted.check()
+    if emitted.emit is not None:
+        check_form(emitted.emit)
+    if ask.search is None and "generation" in ask.model_fields_set:
+        refuse_options({"generation": ask.generation}, "is for a search: give --search N as well")
+    _refuse_knobs_values(ask, arguments, fleet)
     work, scenario = load(trace, arguments)
-    space = parse_space(settings, scenario, fleet=True)
-    fleet_settings = (
-        fleet.settings() if fleet.any or any(knob.name in KNOBS for knob in space.knobs) else None
-    )
-    objectives = tuple(name.strip() for name in objective.split(",") if name.strip())
-    question = SweepQuestion(
-        work,
-        scenario,
-        space,
-        slo,
-        read_prices(price or []),
-        objectives,
-        search,
-        GENERATION if generation is None else generation,
-        fleet_settings,
-    )
-    with console.progress("trials", question.count) as update:
-        result = sweep(question, out=out, workers=workers, cluster=cluster, progress=update)
-    if report is not None:
+    question = SweepQuestion(work, scenario, ask, fleet.settings() if fleet.any else None)
+    with executor(many) as run, console.progress("trials", question.count) as update:
+        result = sweep(question, run, out=output.out, progress=update)
+    if output.report is not None:
         from pagecast.planner_app.reports.sweep_report import sweep_report
 
-        write(report, sweep_report(result))
-    text = emitted(result, emit) if emit is not None else None
-    if text is not None and emit_to is not None:
-        with replacing(emit_to) as place:
-            place.write_text(text, encoding="utf-8")
-    if json:
-        console.print_json({**as_dict(result), **({} if emit is None else {"emitted": text})})
+        write(output.report, sweep_report(result))
+    text = cheapest_as(result, emitted.emit) if emitted.emit is not None else None
+    if text is not None:
+        emitted.write(text)
+    if output.json_only:
+        console.print_json({**as_dict(result), **({} if emitted.emit is None else {"emitted": text})})
     else:
-        show(result, out)
-        if report is not None:
-            console.out.print(f"written to {report}", soft_wrap=True)
+        show(result, output.out)
+        if output.report is not None:
+            console.out.print(f"written to {output.report}", soft_wrap=True)
         if text is not None:
-            console.out.print(
-                text if emit_to is None else f"written to {emit_to}", soft_wrap=True, markup=False
-            )
+            place = text if emitted.emit_to is None else f"written to {emitted.emit_to}"
+            console.out.print(place, soft_wrap=True, markup=False)
     if result.cheapest is None:
         raise typer.Exit(1)
 
 
-def _refuse_knobs_values(settings: list[str], arguments: ScenarioArguments, fleet: GivenFleet) -> None:
+def _refuse_knobs_values(ask: SweepOptions, arguments: GivenScenario, fleet: FleetOptions) -> None:
     """Errors: BadInput for an option whose value every trial replaces by the knob's."""
-    fixed = {**arguments.fields, "replicas": fleet.replicas, "router": fleet.router.get("policy")}
-    for text in settings:
+    fixed = {**arguments.fields, "replicas": fleet.replicas, "router": fleet.router}
+    for text in ask.settings:
         name = text.partition("=")[0].strip().replace("-", "_")
         given = {name.replace("_", "-"): fixed.get(name)}
         refuse_options(given, f"is what --set {text} varies: leave one of them out")
@@ -171,7 +131,7 @@ def as_dict(result: SweepResult) -> dict[str, Any]:
     }
 
 
-def emitted(result: SweepResult, form: str) -> str | None:
+def cheapest_as(result: SweepResult, form: str) -> str | None:
     """The cheapest trial as others start it; None where no trial keeps the SLO. Errors: BadInput."""
     from pagecast.planner_app.planner.fleet.emit import emit
     from pagecast.planner_app.planner.fleet.knobs import fleet_at

@@ -7,18 +7,22 @@ from typing import Annotated
 
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.ignored_options import refuse_options
-from pagecast.planner_app.commands.trace_generate import Lossy, generate_command
-from pagecast.planner_app.commands.trace_view import describe_and_show, read_with_progress, written
+from pagecast.planner_app.commands.output import Output
+from pagecast.planner_app.commands.reading import AnyReadOptions, read_with_progress
+from pagecast.planner_app.commands.trace_generate import LOSSY, generate_command
+from pagecast.planner_app.commands.trace_view import describe_and_show, written
+from pagecast.planner_app.options import Options
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces import operations
 from pagecast.traces.bundled import sample_names
 from pagecast.traces.read import read
-from pagecast.traces.source import MAX_BYTES
 from pagecast.traces.write import FORMS, write
+from pydantic import Field
 from rich.table import Table
 
-Arg, Opt = typer.Argument, typer.Option
+Arg = typer.Argument
 app = typer.Typer(
     help="Look at traces, convert and cut them, generate new ones.",
     no_args_is_help=True,
@@ -35,116 +39,88 @@ TraceName = Annotated[
     str,
     Arg(help="trace file of any known format, a sample's name, a recorded run, or folder of replay --out"),
 ]
-Limit = Annotated[int | None, Opt(help="read only the first N requests")]
-Sort = Annotated[bool, Opt("--sort", help="put requests out of order in order of arrival")]
-SessionRate = Annotated[float | None, Opt(help="sessions per second, where a format has no absolute times")]
-Think = Annotated[float | None, Opt(help="seconds before the next turn, where a format has none (ShareGPT)")]
-Seed = Annotated[int, Opt(help="seed of all random draws")]
-Tokenizer = Annotated[Path | None, Opt(help="transformers folder, for formats that hold texts (ShareGPT)")]
-BlockTokens = Annotated[int | None, Opt(help="tokens a hash id names, if not the format's own number")]
-MaxBytes = Annotated[int, Opt(help="refuse files that are larger than this when unpacked")]
-Json = Annotated[bool, Opt("--json", help="print one JSON object and nothing else")]
+
+
+class ConvertOptions(Options):
+    """How a trace is cut, mixed and scaled, and written."""
+
+    form: str | None = Field(default=None, description=f"{', '.join(FORMS)} [by OUT's ending]")
+    lossy: bool = LOSSY
+    mix: tuple[str, ...] = Field(
+        default=(), description="another trace to play at the same time; may be repeated"
+    )
+    scale: float | None = Field(default=None, description="make requests come this many times as often")
+    scale_think: bool = Field(default=False, description="divide think times as well")
+    start: float | None = Field(
+        default=None, description="keep what arrives from here, in seconds; it becomes 0"
+    )
+    end: float | None = Field(default=None, description="keep what arrives before this, in seconds")
+    rows: str | None = Field(default=None, description="keep rows A:B, from A (counted from 0) to before B")
+    sessions: int | None = Field(default=None, description="keep the first N sessions")
 
 
 @app.command("describe", short_help="Prints load, burstiness, lengths, sessions and reuse")
-def describe_command(
-    trace: TraceName,
-    limit: Limit = None,
-    sort: Sort = False,
-    session_rate: SessionRate = None,
-    think: Think = None,
-    seed: Seed = 0,
-    tokenizer: Tokenizer = None,
-    block_tokens: BlockTokens = None,
-    max_bytes: MaxBytes = MAX_BYTES,
-    json: Json = False,
-) -> None:
+@with_options
+def describe_command(trace: TraceName, reading: AnyReadOptions, output: Output) -> None:
     """Prints a trace's load, burstiness, lengths, sessions, and how much of it could be reused."""
-    work = read_with_progress(
-        trace,
-        limit=limit,
-        sort=sort,
-        session_rate=session_rate,
-        think_s=think,
-        seed=seed,
-        tokenizer=tokenizer,
-        block_tokens=block_tokens,
-        max_bytes=max_bytes,
-    )
-    describe_and_show(work, json)
+    describe_and_show(read_with_progress(trace, reading), output.json_only)
 
 
 @app.command("convert", short_help="Writes another form; cuts, mixes and scales on the way")
+@with_options
 def convert_command(
     trace: TraceName,
     out: Annotated[Path, Arg(help="file to write: .parquet, .jsonl or .csv (these with .gz or .zst too)")],
-    form: Annotated[str | None, Opt(help=f"{', '.join(FORMS)} [by OUT's ending]")] = None,
-    lossy: Lossy = False,
-    mix: Annotated[
-        list[str] | None, Opt(help="another trace to play at the same time; may be repeated")
-    ] = None,
-    scale: Annotated[float | None, Opt(help="make requests come this many times as often")] = None,
-    scale_think: Annotated[bool, Opt("--scale-think", help="divide think times as well")] = False,
-    start: Annotated[float | None, Opt(help="keep what arrives from here, in seconds; it becomes 0")] = None,
-    end: Annotated[float | None, Opt(help="keep what arrives before this, in seconds")] = None,
-    rows: Annotated[str | None, Opt(help="keep rows A:B, from A (counted from 0) to before B")] = None,
-    sessions: Annotated[int | None, Opt(help="keep the first N sessions")] = None,
-    limit: Limit = None,
-    sort: Sort = False,
-    session_rate: SessionRate = None,
-    think: Think = None,
-    seed: Seed = 0,
-    tokenizer: Tokenizer = None,
-    block_tokens: BlockTokens = None,
-    max_bytes: MaxBytes = MAX_BYTES,
-    json: Json = False,
+    ask: ConvertOptions,
+    reading: AnyReadOptions,
+    output: Output,
 ) -> None:
     """Writes a trace in another form, on the way cut (first), mixed and scaled (last) if asked."""
-    if scale is None:
-        refuse_options({"scale-think": scale_think or None}, "goes with --scale: give that as well")
-    options = {
-        "limit": limit,
-        "sort": sort,
-        "session_rate": session_rate,
-        "think_s": think,
-        "seed": seed,
-        "tokenizer": tokenizer,
-        "block_tokens": block_tokens,
-        "max_bytes": max_bytes,
-    }
-    work = read_with_progress(trace, **options)
-    if any(value is not None for value in (start, end, rows, sessions)):
-        work = operations.slice(work, start_s=start, end_s=end, rows=_range(rows), sessions=sessions)
-    if mix:
-        others = [read_with_progress(name, **options) for name in mix]
+    if ask.scale is None:
+        refuse_options({"scale-think": ask.scale_think or None}, "goes with --scale: give that as well")
+    work = read_with_progress(trace, reading)
+    if any(value is not None for value in (ask.start, ask.end, ask.rows, ask.sessions)):
+        rows = _range(ask.rows)
+        work = operations.slice(work, start_s=ask.start, end_s=ask.end, rows=rows, sessions=ask.sessions)
+    if ask.mix:
+        others = [read_with_progress(name, reading) for name in ask.mix]
         work = operations.mix([work, *others], name=work.name)
-    if scale is not None:
-        work = operations.scale(work, scale, think_times=scale_think)
-    write(work, out, form, lossy=lossy)
-    written(work, out, json)
+    if ask.scale is not None:
+        work = operations.scale(work, ask.scale, think_times=ask.scale_think)
+    write(work, out, ask.form, lossy=ask.lossy)
+    written(work, out, output.json_only)
+
+
+class SampleOptions(Options):
+    """Where a sample is written."""
+
+    out: Path | None = Field(
+        default=None, description="file to write the sample to, in the form of its ending"
+    )
+    lossy: bool = LOSSY
 
 
 @app.command("sample", short_help="Lists the bundled samples, describes or writes one")
+@with_options
 def sample_command(
+    ask: SampleOptions,
+    output: Output,
     name: Annotated[str | None, Arg(help="a sample's name; without one they are listed")] = None,
-    out: Annotated[Path | None, Opt(help="file to write the sample to, in the form of its ending")] = None,
-    lossy: Lossy = False,
-    json: Json = False,
 ) -> None:
     """Lists the bundled samples, describes one, or writes it to a file."""
     if name is None:
-        refuse_options({"out": out}, "is a file for a sample: name the sample before it")
-    if out is None:
-        refuse_options({"lossy": lossy or None}, "is for a file: give --out as well")
+        refuse_options({"out": ask.out}, "is a file for a sample: name the sample before it")
+    if ask.out is None:
+        refuse_options({"lossy": ask.lossy or None}, "is for a file: give --out as well")
     if name is None:
-        _list_samples(json)
+        _list_samples(output.json_only)
         return
     work = read(name if name.startswith("sample:") else f"sample:{name}")
-    if out is None:
-        describe_and_show(work, json)
+    if ask.out is None:
+        describe_and_show(work, output.json_only)
     else:
-        write(work, out, lossy=lossy)
-        written(work, out, json)
+        write(work, ask.out, lossy=ask.lossy)
+        written(work, ask.out, output.json_only)
 
 
 def _list_samples(json: bool) -> None:

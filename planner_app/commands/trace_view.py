@@ -1,4 +1,4 @@
-"""Reading and display of traces for the trace commands: a progress bar, and a table of a trace's facts."""
+"""Display of traces for the trace commands: a table of a trace's facts."""
 
 from __future__ import annotations
 
@@ -6,19 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from pagecast.planner_app import console
-from pagecast.traces.bundled import resolve
 from pagecast.traces.describe import describe
-from pagecast.traces.read import read
 from pagecast.traces.schema import Trace
 from rich.table import Table
-
-
-def read_with_progress(name: str, **options: Any) -> Trace:
-    """Reads a trace with a progress bar on stderr, if it takes a while."""
-    path = resolve(name)
-    size = path.stat().st_size if path.is_file() else 1
-    with console.progress("reading", size) as update:
-        return read(name, progress=update, **options)
 
 
 def written(trace: Trace, out: Path, json: bool) -> None:

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.bounds import MOST_WORKERS
+from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.ignored_options import refuse_options
+from pagecast.planner_app.commands.output import Reported
 from pagecast.planner_app.commands.scenario_options import (
+    GivenScenario,
     ScenarioArguments,
     TraceArgument,
     load,
-    with_scenario,
 )
+from pagecast.planner_app.planner.execution.options import Many
+from pagecast.planner_app.planner.tune.options import BlockSizeOptions, TuneOptions
 from pagecast.planner_app.reports.html_page import ready, write
 from rich.table import Table
 
 if TYPE_CHECKING:
     from pagecast.planner_app.planner.tune.knobs import TuneResult
-
-Opt = typer.Option
-Slo = Annotated[str, Opt(help="SLO to keep, such as ttft_p99<2s,tpot_p95<50ms")]
-Static = Annotated[bool, Opt("--static", help="leave out the simulated admissible concurrency: much faster")]
-Workers = Annotated[int | None, Opt(min=1, max=MOST_WORKERS, help="processes [one per core]")]
-ClusterAddress = Annotated[str | None, Opt(help="address of a Dask scheduler: tcp://host:8786")]
-Report = Annotated[Path | None, Opt(help="HTML file with charts to write")]
-Json = Annotated[bool, Opt("--json", help="print one JSON object and nothing else")]
 
 app = typer.Typer(
     name="tune",
@@ -40,70 +34,54 @@ app = typer.Typer(
 
 
 @app.command("block-size")
-@with_scenario
+@with_options
 def block_size_command(
     trace: TraceArgument,
     arguments: ScenarioArguments,
-    values: Annotated[str, Opt(help="block sizes: 16,32,64 or 8:256:x2")] = "",
-    slo: Slo = "",
-    static: Static = False,
-    workers: Workers = None,
-    cluster: ClusterAddress = None,
-    report: Report = None,
-    json: Json = False,
+    ask: BlockSizeOptions,
+    many: Many,
+    output: Reported,
 ) -> None:
     """Serves TRACE with each block size: hits, waste, tables, times and room; and recommends one."""
-    options = {"slo": slo, "concurrency": not static, "workers": workers, "cluster": cluster}
-    _tune("block_size", trace, arguments, values, options, report, json)
+    _tune("block-size", trace, arguments, ask, many, output)
 
 
 @app.command("hbm-budget")
-@with_scenario
+@with_options
 def hbm_budget_command(
     trace: TraceArgument,
     arguments: ScenarioArguments,
-    values: Annotated[str, Opt(help="fractions of HBM: 0.8,0.9 or 0.5:0.95:0.05")] = "",
-    slo: Slo = "",
-    static: Static = False,
-    workers: Workers = None,
-    cluster: ClusterAddress = None,
-    report: Report = None,
-    json: Json = False,
+    ask: TuneOptions,
+    many: Many,
+    output: Reported,
 ) -> None:
     """Serves TRACE with each share of HBM: hits, evictions, times and room; and recommends one."""
-    options = {"slo": slo, "concurrency": not static, "workers": workers, "cluster": cluster}
-    _tune("hbm_budget", trace, arguments, values, options, report, json)
+    _tune("hbm-budget", trace, arguments, ask, many, output)
 
 
 def _tune(
-    what: str,
-    name: str,
-    arguments: ScenarioArguments,
-    values: str,
-    options: dict[str, Any],
-    report: Path | None,
-    json: bool,
+    what: str, name: str, arguments: GivenScenario, ask: TuneOptions, many: Many, output: Reported
 ) -> None:
+    report = output.report
     if report is not None:
         ready("--report", report)
+    from pagecast.planner_app.planner.execution.executor import executor
     from pagecast.planner_app.planner.tune import knobs
 
     work, scenario = load(name, arguments)
-    knob = "block_size" if what == "block_size" else knobs.budget_knob(scenario)
-    given = {knob.replace("_", "-"): arguments.fields.get(knob)}
+    knob = "block_size" if what == "block-size" else knobs.budget_knob(scenario)
     refuse_options(
-        given, f"is what tune {what.replace('_', '-')} varies: leave it out; --values lists what is tried"
+        {knob.replace("_", "-"): arguments.fields.get(knob)},
+        f"is what tune {what} varies: leave it out; --values lists what is tried",
     )
-    values = values or {"block_size": knobs.BLOCK_SIZES, **knobs.BUDGETS}[knob]
-    ask = knobs.tune_block_size if what == "block_size" else knobs.tune_hbm_budget
-    jobs = knobs.jobs_of(values, knob, scenario, options["concurrency"])
-    with console.progress("settings", len(jobs)) as update:
-        tuned = ask(work, scenario, values, progress=update, **options)
+    jobs = knobs.jobs_of(scenario, knob, ask)
+    with executor(many) as run, console.progress("settings", len(jobs)) as update:
+        tuned = knobs.tune(work, scenario, knob, ask, run, update)
     if report is not None:
         from pagecast.planner_app.reports.tune_report import tune_report
 
         write(report, tune_report(tuned))
-    if json:
+    if output.json_only:
         console.print_json(as_dict(tuned))
         return
     show(tuned)

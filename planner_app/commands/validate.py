@@ -9,8 +9,11 @@ from typing import Annotated
 
 import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.bounds import MOST_REPLICATES
+from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.ignored_options import refuse_options
+from pagecast.planner_app.commands.output import Output, Reported
+from pagecast.planner_app.options import Flag, Options
+from pagecast.planner_app.planner.execution.options import MOST_REPLICATES
 from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.planner_app.wording.accuracy import accuracy_sentences, as_json, blocks_sentence, expected_error
 from pagecast.sim.core.engines.registry import profile as find_profile
@@ -22,61 +25,84 @@ from pagecast.sim.runs.forecast import REPLICATES, Forecast, forecast, forecast_
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import compare_decisions
 from pagecast.sim.scenario import Scenario
+from pydantic import Field
 from rich.table import Table
 
-Opt = typer.Option
+RECORDED = "recorded"
 _WIDEST = 200  # more columns than a forecast's table has
 
 
+class Profiled(Options):
+    """Whose decisions a recorded run is compared with."""
+
+    profile: str | None = Field(
+        default=None, description="engine whose rules are followed, with recorded costs [vllm]"
+    )
+
+
+class OfRun(Profiled):
+    """How a recorded run is replayed, beyond what results of a benchmark can be told."""
+
+    transfer_costs: Annotated[bool, Flag(("--transfer-costs", "--transfer"))] = Field(
+        default=False, description="allow a calibration of another model or GPU, scaled"
+    )
+    host_time_factor: float | None = Field(
+        default=None,
+        ge=0.01,
+        description="with measured operations, host time of synchronous steps against the recorded host's",
+    )
+
+
+class OfBench(Options):
+    """What results of a benchmark do not say themselves."""
+
+    scenario: Path | None = Field(
+        default=None,
+        description="YAML file of the scenario that results of a benchmark were measured in; its costs are "
+        "used",
+    )
+    client_ms: float | None = Field(
+        default=None,
+        ge=0,
+        description="with results of a benchmark, milliseconds that the client's TTFT and E2E hold "
+        "beside the engine's [6.2, and 1.9 per 1,000 prompt tokens]",
+    )
+
+
+class Costed(Options):
+    """What a run's steps are said to take."""
+
+    costs: str = Field(
+        default=RECORDED,
+        description="recorded: the run's own step times; or a calibration's file or name, auto, measured, "
+        "roofline",
+    )
+
+
+class ForecastOptions(Costed):
+    """The draws behind a forecast, and how far it may be off."""
+
+    replicates: int = Field(
+        default=REPLICATES,
+        ge=0,
+        le=MOST_REPLICATES,
+        description="draws of the costs behind each 90% interval",
+    )
+    max_error: float | None = Field(
+        default=None, ge=0, description="exit with 1 where any figure is off by more percent"
+    )
+    seed: int = Field(default=0, description="of the draws")
+
+
+@with_options
 def validate_command(
     run: Annotated[
         Path, typer.Argument(help="folder of a recorded run, or a benchmark's results with --scenario")
     ],
-    costs: Annotated[
-        str,
-        Opt(
-            help="recorded: the run's own step times; or a calibration's file or name, auto, measured, "
-            "roofline"
-        ),
-    ] = "recorded",
-    scenario: Annotated[
-        Path | None,
-        Opt(
-            help="YAML file of the scenario that results of a benchmark were measured in; its costs are used"
-        ),
-    ] = None,
-    profile: Annotated[
-        str | None, Opt(help="engine whose rules are followed, with recorded costs [vllm]")
-    ] = None,
-    replicates: Annotated[
-        int | None,
-        Opt(min=0, max=MOST_REPLICATES, help=f"draws of the costs behind each 90% interval [{REPLICATES}]"),
-    ] = None,
-    transfer: Annotated[
-        bool,
-        Opt("--transfer-costs", "--transfer", help="allow a calibration of another model or GPU, scaled"),
-    ] = False,
-    host_time_factor: Annotated[
-        float | None,
-        Opt(
-            min=0.01,
-            help="with measured operations, host time of synchronous steps against the recorded host's",
-        ),
-    ] = None,
-    client_ms: Annotated[
-        float | None,
-        Opt(
-            min=0,
-            help="with results of a benchmark, milliseconds that the client's TTFT and E2E hold beside the "
-            "engine's [6.2, and 1.9 per 1,000 prompt tokens]",
-        ),
-    ] = None,
-    max_error: Annotated[
-        float | None, Opt(min=0, help="exit with 1 where any figure is off by more percent")
-    ] = None,
-    seed: Annotated[int | None, Opt(help="of the draws [0]")] = None,
-    report: Annotated[Path | None, Opt(help="HTML file with charts to write")] = None,
-    json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
+    ask: ForecastOptions,
+    of_run: OfRun,
+    of_bench: OfBench,
+    output: Reported,
 ) -> None:
     """Replays RUN and compares.
 
@@ -85,87 +111,67 @@ def validate_command(
     and every latency and total is set beside the measured one, with 90% intervals.
     """
     if is_results(run):
-        if scenario is None:
+        if of_bench.scenario is None:
             raise BadInput(
                 f"{run}: is a file, not the folder of a recorded run; if it holds the results of a "
                 "benchmark, give the scenario that they were measured in: --scenario FILE.yaml"
             )
-        refuse_options(
-            {
-                "profile": profile,
-                "transfer-costs": transfer or None,
-                "host-time-factor": host_time_factor,
-            },
-            "is for a recorded run: for results of a benchmark, write it into the file of --scenario",
-        )
-        refuse_options({"report": report}, "is for a recorded run: results of a benchmark have --json")
-        fields = {} if costs == "recorded" else {"costs": costs}
-        results = read_results(run, client_ms)
-        _results(results, Scenario.load(scenario, **fields), replicates, seed or 0, max_error, json)
+        reason = "is for a recorded run: for results of a benchmark, write it into the file of --scenario"
+        refuse_options(of_run, reason)
+        refuse_options(output, "is for a recorded run: results of a benchmark have --json", beyond=Output)
+        fields = {} if ask.costs == RECORDED else {"costs": ask.costs}
+        results = read_results(run, of_bench.client_ms)
+        _results(results, Scenario.load(of_bench.scenario, **fields), ask, output)
         return
-    if scenario is not None:
-        raise BadInput("--scenario is for results of a benchmark: a recorded run says what it is of")
-    if client_ms is not None:
-        raise BadInput("--client-ms is for results of a benchmark: a recorded run has the engine's latencies")
-    if costs == "recorded":
-        refuse_options(
-            {
-                "replicates": replicates,
-                "transfer-costs": transfer or None,
-                "host-time-factor": host_time_factor,
-                "max-error": max_error,
-                "seed": seed,
-                "report": report,
-            },
-            "needs --costs auto or a calibration: recorded costs compare decisions, not times",
-        )
-        _decisions(RecordedRun.load(run), profile or "vllm", json)
+    refuse_options(of_bench, "is for results of a benchmark: a recorded run says itself what it is of")
+    if ask.costs == RECORDED:
+        reason = "needs --costs auto or a calibration: recorded costs compare decisions, not times"
+        refuse_options(ask, reason, beyond=Costed)
+        refuse_options(of_run, reason, beyond=Profiled)
+        refuse_options(output, reason, beyond=Output)
+        _decisions(RecordedRun.load(run), of_run.profile or "vllm", output.json_only)
         return
-    if profile is not None:
+    if of_run.profile is not None:
         raise BadInput("--profile needs --costs recorded: a forecast follows the rules of the run's engine")
-    if report is not None:
-        ready("--report", report)
-    count = REPLICATES if replicates is None else replicates
-    with console.progress("replicates", count + len(STEP_TIMES)) as update:
+    if output.report is not None:
+        ready("--report", output.report)
+    with console.progress("replicates", ask.replicates + len(STEP_TIMES)) as update:
         result = forecast(
             RecordedRun.load(run),
-            costs,
-            replicates=count,
-            transfer=transfer,
-            host_time_factor=host_time_factor,
-            seed=seed or 0,
+            ask.costs,
+            replicates=ask.replicates,
+            transfer=of_run.transfer_costs,
+            host_time_factor=of_run.host_time_factor,
+            seed=ask.seed,
             progress=update,
         )
-    if report is not None:
+    if output.report is not None:
         from pagecast.planner_app.reports.validate_report import validate_report
 
-        write(report, validate_report(result))
-    if json:
+        write(output.report, validate_report(result))
+    if output.json_only:
         console.print_json(as_json(result))
     else:
         show(result)
+    _fail_beyond(ask.max_error, result)
+
+
+def _fail_beyond(max_error: float | None, result: Forecast) -> None:
     if max_error is not None and result.worst_percent > max_error:
         raise typer.Exit(1)
 
 
-def _results(
-    results: BenchResults,
-    scenario: Scenario,
-    replicates: int | None,
-    seed: int,
-    max_error: float | None,
-    json: bool,
-) -> None:
+def _results(results: BenchResults, scenario: Scenario, ask: ForecastOptions, output: Output) -> None:
     """Forecast against the latencies of a benchmark's requests."""
-    count = REPLICATES if replicates is None else replicates
-    with console.progress("replicates", count + len(STEP_TIMES)) as update:
-        outcome = forecast_results(results, scenario, replicates=count, seed=seed, progress=update)
-    if json:
+    with console.progress("replicates", ask.replicates + len(STEP_TIMES)) as update:
+        outcome = forecast_results(
+            results, scenario, replicates=ask.replicates, seed=ask.seed, progress=update
+        )
+    if output.json_only:
         console.print_json(outcome.rows_as_dict() | {"expected_error": expected_error(outcome)})
     else:
         show(outcome, totals=False)
-    if max_error is not None and outcome.worst_percent > max_error:
-        raise typer.Exit(1)
+    _fail_beyond(ask.max_error, outcome)
 
 
 def _decisions(run: RecordedRun, profile: str, json: bool) -> None:

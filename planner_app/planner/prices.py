@@ -11,13 +11,18 @@ No price is built in: prices are the user's own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Annotated
 
+from pagecast.planner_app.options import Flag
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.gpus import gpu as find_gpu
+from pydantic import BeforeValidator
 
 
-def read_prices(texts: Iterable[str]) -> dict[str, float]:
-    """Reads `H200=3.5`. Errors: BadInput."""
+def read_prices(texts: Iterable[str] | Mapping[str, float]) -> dict[str, float]:
+    """Reads `H200=3.5`; a mapping has been read. Errors: BadInput."""
+    if isinstance(texts, Mapping):
+        return dict(texts)
     by_gpu: dict[str, float] = {}
     for text in texts:
         name, equals, amount = text.rpartition("=")
@@ -28,6 +33,10 @@ def read_prices(texts: Iterable[str]) -> dict[str, float]:
         except ValueError:
             raise BadInput(f"--price {text}: write GPU=USD_PER_GPU_HOUR, each GPU once") from None
     return by_gpu
+
+
+Prices = Annotated[dict[str, float], BeforeValidator(read_prices), Flag(kind=list[str])]
+"""The field of prices by GPU: `price={"H200": 3.5}`, or as texts."""
 
 
 def priced(prices: Mapping[str, float], gpus: Iterable[str]) -> dict[str, float]:

@@ -143,6 +143,11 @@ class Slo:
     terms: tuple[Latency | Goodput, ...]
 
     @classmethod
+    def optional(cls, text: str) -> Slo:
+        """The same as `parse`; an empty text is a level of no terms. Errors: BadInput."""
+        return cls.parse(text) if text.strip() else cls("", ())
+
+    @classmethod
     def parse(cls, text: str) -> Slo:
         """Reads an SLO. Errors: BadInput naming the term and what is allowed."""
         if ";" in text:

@@ -22,7 +22,7 @@ from pagecast.planner_app.server.generation import Generation
 from pagecast.planner_app.server.guard import ARRIVAL, Guard
 from pagecast.planner_app.server.intake import GenerationRequest, RequestIntake
 from pagecast.planner_app.server.metrics import ServerMetrics
-from pagecast.planner_app.server.options import ServerOptions
+from pagecast.planner_app.server.options import FAILURES, ServeOptions
 from pagecast.planner_app.server.protocol import (
     TAGS,
     ChatRequest,
@@ -50,7 +50,7 @@ class ReplicaServer:
         backend: GenerationBackend,
         intake: RequestIntake,
         metrics: ServerMetrics,
-        options: ServerOptions,
+        options: ServeOptions,
     ) -> None:
         self.backend = backend
         self.intake = intake
@@ -118,7 +118,7 @@ class ReplicaServer:
         """Fails as often as the options say. Errors: ApiError."""
         rate = self.options.failure_injection_rate
         if rate and self._random.random() * 100 < rate:
-            raise _failure(self._random.choice(self.options.failure_types), self.options.names[0])
+            raise _failure(self._random.choice(self.options.failure_types or FAILURES), self.options.names[0])
 
     # ---- the rest
 
@@ -202,7 +202,7 @@ class ReplicaServer:
             Guard,
             api_key=self.options.api_key,
             max_body_bytes=self.options.max_body_bytes,
-            body_timeout_s=self.options.body_timeout_s,
+            body_timeout_s=self.options.body_timeout,
             refused=self.metrics.refused,
             clock=self.backend.now,
         )

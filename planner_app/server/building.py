@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from pagecast import __version__
-from pagecast.planner_app.server.answers import Answers, Lengths, Mode
+from pagecast.planner_app.server.answers import Answers
 from pagecast.planner_app.server.app import ReplicaServer
 from pagecast.planner_app.server.intake import RequestIntake
 from pagecast.planner_app.server.kv_events import KvEvents, Publisher
 from pagecast.planner_app.server.metrics import ServerMetrics
-from pagecast.planner_app.server.options import ServerOptions
+from pagecast.planner_app.server.options import ServeOptions, Simulation
 from pagecast.planner_app.server.recording import JournalKeeper
 from pagecast.planner_app.server.simulated import SimulatedBackend
 from pagecast.planner_app.server.tokenizer import Tokenizer
@@ -27,22 +26,6 @@ from pagecast.traces.schema import COLUMNS
 _PROMPT_TOKENS = 1024  # of a typical request: no trace tells more
 
 
-@dataclass(frozen=True, slots=True)
-class Simulation:
-    """Settings of the simulated backend alone. `time_scale`: simulated seconds per second."""
-
-    time_scale: float = 1.0
-    mode: Mode = "random"
-    lengths: Lengths = field(default_factory=Lengths)
-
-    def check(self) -> None:
-        """Errors: BadInput naming the first option that can't work."""
-        if not 0 < self.time_scale <= 1e6:
-            raise BadInput(f"--time-scale is {self.time_scale}; it must be above 0")
-        if self.mode not in ("random", "echo"):
-            raise BadInput(f"--mode {self.mode!r} is not known; choose random or echo")
-
-
 def max_model_len(scenario: Scenario) -> int:
     """The longest prompt and output together: the scenario's, the model's, and what the blocks hold."""
     limits = scenario.limits()
@@ -54,17 +37,18 @@ def simulated_replica(
     scenario: Scenario,
     costs: StepCosts,
     tokenizer: Tokenizer,
-    options: ServerOptions,
+    options: ServeOptions,
     simulation: Simulation,
     number: int = 0,
 ) -> ReplicaServer:
     """A simulated replica of the scenario, the `number`-th of those served together. Errors: BadInput."""
     _check_served(scenario)
+    simulation.check()
     spec = ReplicaSpec.of(scenario, ExpectedWorkload(_PROMPT_TOKENS, simulation.lengths.mean), costs)
     limits = spec.limits
     longest = max_model_len(scenario)
     answers = Answers(
-        tokenizer, mode=simulation.mode, lengths=simulation.lengths, seed=hash((options.seed, number))
+        tokenizer, mode=simulation.mode, lengths=simulation.lengths, seed=hash((scenario.seed, number))
     )
     backend = SimulatedBackend(
         spec,
@@ -83,13 +67,13 @@ def simulated_replica(
             options.kv_events_replay_endpoint and _next_port(options.kv_events_replay_endpoint, number),
             options.kv_events_topic,
         )
-        backend.history.add(KvEvents(lambda: backend.scheduler.events, publisher, options.kv_events_batch))
+        backend.history.add(KvEvents(lambda: backend.scheduler.events, publisher, options.event_batch_size))
     adapters = options.adapters
     metrics = ServerMetrics(
         backend,
         options.names[0],
         cache_config=_cache_config(scenario, limits.num_blocks),
-        max_loras=options.max_loras if adapters else None,
+        max_loras=(scenario.max_loras or 1) if adapters else None,
         time_scale=simulation.time_scale,
     )
     backend.observer = metrics

@@ -9,11 +9,11 @@ from pagecast.engine.engine import Engine
 from pagecast.planner_app.server.engine_mail import EngineFacts
 from pagecast.planner_app.server.engine_work import EngineWork
 from pagecast.planner_app.server.kv_events import KvEvents, Publisher
-from pagecast.planner_app.server.options import ServerOptions
+from pagecast.planner_app.server.options import ServeOptions
 from pagecast.planner_app.server.recording import JournalKeeper
 
 
-def engine_work(engine: Engine, options: ServerOptions, connection: socket.socket) -> EngineWork:
+def engine_work(engine: Engine, options: ServeOptions, connection: socket.socket) -> EngineWork:
     """The engine's side of a server, with what keeps its history. Errors: BadInput."""
     work = EngineWork(engine, connection)
     if options.record is not None:
@@ -22,7 +22,7 @@ def engine_work(engine: Engine, options: ServerOptions, connection: socket.socke
     if options.kv_events_endpoint is not None:
         endpoints = (options.kv_events_endpoint, options.kv_events_replay_endpoint)
         publisher = Publisher(*endpoints, options.kv_events_topic)
-        work.history.add(KvEvents(lambda: engine.loop.scheduler.events, publisher, options.kv_events_batch))
+        work.history.add(KvEvents(lambda: engine.loop.scheduler.events, publisher, options.event_batch_size))
     return work
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagecast.planner_app.server.app import ReplicaServer
@@ -17,7 +16,7 @@ from pagecast.planner_app.server.engine_backend import EngineBackend
 from pagecast.planner_app.server.engine_mail import EngineFacts
 from pagecast.planner_app.server.intake import RequestIntake
 from pagecast.planner_app.server.metrics import ServerMetrics
-from pagecast.planner_app.server.options import ServerOptions
+from pagecast.planner_app.server.options import ServeOptions
 from pagecast.planner_app.server.running import StopSignals, announce, serve
 from pagecast.planner_app.server.tokenizer import NumberTokenizer, PackedTokenizer, Tokenizer, tokenizer_for
 from pagecast.planner_app.stderr import complain
@@ -32,12 +31,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 def front_replica(
     facts: EngineFacts,
-    tokenizer: Path | None,
-    options: ServerOptions,
+    options: ServeOptions,
     connection: socket.socket,
 ) -> ReplicaServer:
     """The server of an engine at the other end of `connection`. Errors: BadInput."""
-    text_tokenizer: Tokenizer = tokenizer_for(options.model, tokenizer)
+    text_tokenizer: Tokenizer = tokenizer_for(options.model, options.tokenizer)
     if isinstance(text_tokenizer, PackedTokenizer):
         text_tokenizer = NumberTokenizer(facts.vocabulary)
     backend = EngineBackend(facts, connection, text_tokenizer)
@@ -58,8 +56,7 @@ def serve_engine(
     work: EngineWork,
     facts: EngineFacts,
     connection: socket.socket,
-    tokenizer: Path | None,
-    options: ServerOptions,
+    options: ServeOptions,
     sockets: Sequence[socket.socket],
 ) -> None:
     """Runs an engine's work here, and the server in front of it in another process, until a signal comes.
@@ -67,7 +64,7 @@ def serve_engine(
     Errors: CannotRunHere where either failed.
     """
     server = get_context("spawn").Process(
-        target=_front, args=(facts, tokenizer, options, connection, list(sockets)), name="pagecast server"
+        target=_front, args=(facts, options, connection, list(sockets)), name="pagecast server"
     )
     signals, ended_at_once = StopSignals(), False
 
@@ -115,8 +112,7 @@ def _start_deaf(server: BaseProcess) -> None:
 
 def _front(
     facts: EngineFacts,
-    tokenizer: Path | None,
-    options: ServerOptions,
+    options: ServeOptions,
     connection: socket.socket,
     sockets: list[socket.socket],
 ) -> None:
@@ -127,7 +123,7 @@ def _front(
     for name in _SIGNALS:
         signal.signal(name, signal.SIG_IGN)
     try:
-        replica = front_replica(facts, tokenizer, options, connection)
+        replica = front_replica(facts, options, connection)
         backend = replica.backend
         assert isinstance(backend, EngineBackend)
 

@@ -39,10 +39,10 @@ def _kind(status: HTTPStatus) -> str:
     return kinds.get(status, status.phrase)
 
 
-def queue_is_full(most_waiting: int) -> ApiError:
-    """The answer where `most_waiting` requests wait already."""
+def queue_is_full(waiting: int) -> ApiError:
+    """The answer where `waiting` requests wait already, as many as may."""
     return ApiError(
-        f"the waiting queue is full: {most_waiting} requests wait; try again later",
+        f"the waiting queue is full: {waiting} requests wait; try again later",
         status=HTTPStatus.TOO_MANY_REQUESTS,
     )
 

@@ -1,6 +1,6 @@
 """Process of replicas behind HTTP, one port each, until a signal ends it.
 
-SIGTERM and SIGINT drain: no new connections, requests under way are finished, for at most `drain_timeout_s`.
+SIGTERM and SIGINT drain: no new connections, requests under way are finished, for at most `drain_timeout`.
 A second signal ends the process at once, if it comes later than `_REPEATED_S`: `timeout` sends each signal
 twice, to the process and to its group.
 """
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 import uvicorn
 from pagecast.planner_app import console
 from pagecast.planner_app.server.app import ReplicaServer
-from pagecast.planner_app.server.options import ServerOptions
+from pagecast.planner_app.server.options import ServeOptions
 from pagecast.planner_app.server.serving import OwnSend
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 
@@ -55,7 +55,7 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def listen(options: ServerOptions, count: int) -> list[socket.socket]:
+def listen(options: ServeOptions, count: int) -> list[socket.socket]:
     """Sockets on `count` ports from the first on. Errors: BadInput where one can't be had."""
     sockets: list[socket.socket] = []
     for number in range(count):
@@ -77,7 +77,7 @@ def listen(options: ServerOptions, count: int) -> list[socket.socket]:
     return sockets
 
 
-def announce(options: ServerOptions, ports: Sequence[int]) -> None:
+def announce(options: ServeOptions, ports: Sequence[int]) -> None:
     """Prints where replicas are served."""
     for port in ports:
         text = f"serving {options.names[0]} on http://{options.host}:{port}"
@@ -161,7 +161,7 @@ def http_server(replica: ReplicaServer) -> HttpServer:
         log_level="error",  # a line for each request that is no HTTP would be anybody's to fill a disk with
         limit_concurrency=options.max_connections,
         timeout_keep_alive=15,
-        timeout_graceful_shutdown=max(1, round(options.drain_timeout_s)),
+        timeout_graceful_shutdown=max(1, round(options.drain_timeout)),
         server_header=False,
         ws="none",
         lifespan="on",

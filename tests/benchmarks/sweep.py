@@ -14,9 +14,10 @@ import argparse
 import resource
 import time
 
-from pagecast.planner_app.planner.execution.executor import cores
+from pagecast.planner_app.planner.execution.executor import cores, executor
+from pagecast.planner_app.planner.execution.options import Many
+from pagecast.planner_app.planner.sweep.options import SweepOptions
 from pagecast.planner_app.planner.sweep.question import SweepQuestion
-from pagecast.planner_app.planner.sweep.space import parse_space
 from pagecast.planner_app.planner.sweep.study import sweep
 from pagecast.sim.core import scheduler
 from pagecast.sim.scenario import Scenario
@@ -25,6 +26,12 @@ from pagecast.traces.read import read
 
 GRID = ["block_size=8,16,32,64,128", "gpu_memory_utilization=0.5:0.95:0.05", "max_num_seqs=32,64,128,256"]
 LEVEL = "ttft_p99<2s,tpot_p95<50ms"
+
+
+def swept(many, *arguments, **options):
+    """A sweep whose replays run where `many` says."""
+    with executor(many) as run:
+        return sweep(*arguments, run=run, **options)
 
 
 def main() -> None:
@@ -37,7 +44,7 @@ def main() -> None:
     trace = read(resolve("chat"), limit=options.requests)
     scenario = Scenario()
     question = SweepQuestion(
-        trace, scenario, parse_space(GRID, scenario), slo=LEVEL, trials=200 if options.search else None
+        trace, scenario, SweepOptions(settings=GRID, slo=LEVEL, search=200 if options.search else None)
     )
     kind = "plain Python" if (scheduler.__file__ or "").endswith(".py") else "compiled"
     print(f"{len(trace):,} requests, {question.count} trials, {cores()} cores, core in {kind}")
@@ -56,7 +63,7 @@ def main() -> None:
 def _timed(question: SweepQuestion, workers: int) -> tuple[float, float]:
     """Seconds on the clock, and of processor time: this process's and an equal part of its children's."""
     begun, own, others = time.perf_counter(), time.process_time(), _children_s()
-    sweep(question, workers=workers)
+    swept(Many(workers=workers), question)
     cpu = time.process_time() - own + (_children_s() - others) / workers
     return time.perf_counter() - begun, cpu
 

@@ -17,7 +17,7 @@ from pagecast.engine.params import SamplingParams
 from pagecast.planner_app.server.building_engine import engine_facts, engine_work
 from pagecast.planner_app.server.engine_front import front_replica
 from pagecast.planner_app.server.engine_mail import mail_sockets
-from pagecast.planner_app.server.options import ServerOptions
+from pagecast.planner_app.server.options import ServeOptions
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import compare_decisions
 from prometheus_client.parser import text_string_to_metric_families
@@ -38,11 +38,11 @@ def serve(model_with_text: Any, engine_of: Any) -> Any:
 
     def start(options: dict[str, Any] | None = None, **server: Any) -> Running:
         engine = engine_of(model_with_text.folder, **{"num_blocks": 200, **(options or {})})
-        chosen = ServerOptions(str(model_with_text.folder), ("tiny",), **server)
+        chosen = ServeOptions(model=str(model_with_text.folder), served_model_name=("tiny",), **server)
         front, back = mail_sockets()
         work = engine_work(engine, chosen, back)
         thread = threading.Thread(target=work.run)
-        context = running(front_replica(engine_facts(engine), None, chosen, front))
+        context = running(front_replica(engine_facts(engine), chosen, front))
         opened.append((context, thread, engine))
         thread.start()
         start.engine = engine  # type: ignore[attr-defined]

@@ -45,7 +45,7 @@ _COLUMNS = (
 def read(
     source: Source,
     *,
-    tokenizer: Encode | str | Path | None,
+    tokenizer: Encode | str | Path | None = None,
     limit: int | None = None,
     session_rate: float | None = None,
     think_s: float | None = None,

@@ -10,6 +10,7 @@ import pandas as pd
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion
+from pagecast.planner_app.planner.capacity.options import PlanOptions
 from pagecast.planner_app.planner.capacity.users import Load, requests_per_s, serve
 from pagecast.planner_app.planner.prices import usd_per_million_tokens
 from pagecast.planner_app.planner.slo import Slo
@@ -95,7 +96,9 @@ def _figures(trace: Trace, scenario: Scenario, level: Slo | None, load: float) -
     if level is not None:
         figures["goodput"] = float(level.good(requests).mean())
         figures["goodput_per_s"] = float(level.good(endings).sum()) / max(replay.seconds, 1e-9)
-        figures["meets"] = CapacityQuestion(trace, scenario, level).judge(offered_load, replay).holds
+        figures["meets"] = (
+            CapacityQuestion(trace, scenario, PlanOptions(slo=level.text)).judge(offered_load, replay).holds
+        )
     return figures
 
 

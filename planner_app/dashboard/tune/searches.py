@@ -8,10 +8,12 @@ import pandas as pd
 from pagecast.planner_app.dashboard.shell.jobs import Results
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import PageView
+from pagecast.planner_app.planner.execution.executor import executor
+from pagecast.planner_app.planner.sweep.options import SweepOptions
 from pagecast.planner_app.planner.sweep.question import SweepQuestion
-from pagecast.planner_app.planner.sweep.space import parse_space
 from pagecast.planner_app.planner.sweep.study import sweep
-from pagecast.planner_app.planner.tune.knobs import BLOCK_SIZES, TuneResult, tune_block_size, tune_hbm_budget
+from pagecast.planner_app.planner.tune.knobs import USUAL, TuneResult, jobs_of, tune
+from pagecast.planner_app.planner.tune.options import TuneOptions
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.hits import Hits, hits
@@ -59,17 +61,18 @@ def grid_for(own: Session, view: PageView, trace: Trace) -> pd.DataFrame | None:
 
 def grid_job(trace: Trace, scenario: Scenario, slo: str, *, progress: Any) -> pd.DataFrame:
     """Sweeps the grid."""
-    sizes = sorted({*map(int, BLOCK_SIZES.split(",")), scenario.block_size})
-    space = parse_space(
-        [
+    sizes = sorted({*map(int, USUAL["block_size"].split(",")), scenario.block_size})
+    ask = SweepOptions(
+        settings=(
             f"block_size={','.join(map(str, sizes))}",
             f"gpu_memory_utilization={','.join(map(str, grid_budgets(scenario)))}",
-        ],
-        scenario,
+        ),
+        slo=slo,
     )
-    question = SweepQuestion(trace, scenario, space, slo=slo)
-    total = space.size or 0
-    return sweep(question, progress=lambda done: progress((done, total, "scenarios replayed"))).table
+    question = SweepQuestion(trace, scenario, ask)
+    total = question.count
+    with executor() as run:
+        return sweep(question, run, progress=lambda done: progress((done, total, "scenarios replayed"))).table
 
 
 def tuned_for(own: Session, view: PageView, trace: Trace, knob: str, simulate: bool) -> TuneResult | None:
@@ -91,20 +94,10 @@ def tune_job(
     trace: Trace, scenario: Scenario, knob: str, slo: str, simulate: bool, *, progress: Any
 ) -> TuneResult:
     """Tunes one knob; `simulate`: with a search for the concurrency that each setting admits."""
-    if knob == "block_size":
-        tune, values = tune_block_size, BLOCK_SIZES
-    else:
-        tune, values = tune_hbm_budget, ",".join(map(str, budgets(scenario, 2 * _BUDGETS)))
-    total = (values.count(",") + 1) * (2 if simulate else 1)
-    return tune(
-        trace,
-        scenario,
-        values,
-        slo=slo,
-        concurrency=simulate,
-        workers=1,
-        progress=lambda done: progress((done, total, "settings tried")),
-    )
+    values = "" if knob == "block_size" else ",".join(map(str, budgets(scenario, 2 * _BUDGETS)))
+    ask = TuneOptions(values=values, slo=slo, static=not simulate)
+    total = len(jobs_of(scenario, knob, ask))
+    return tune(trace, scenario, knob, ask, progress=lambda done: progress((done, total, "settings tried")))
 
 
 def hits_of(view: PageView, trace: Trace) -> Hits:

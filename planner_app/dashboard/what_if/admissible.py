@@ -11,7 +11,8 @@ from pagecast.planner_app.dashboard.shell.replays import trace_for
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.planner.capacity.envelope import Envelope, binds, envelope
-from pagecast.planner_app.planner.capacity.planning import LEAST_REPLICATES, Answer, plan, steps
+from pagecast.planner_app.planner.capacity.options import LEAST_REPLICATES, PlanOptions
+from pagecast.planner_app.planner.capacity.planning import Answer, plan, steps
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario
@@ -35,16 +36,11 @@ def envelope_of(view: PageView, trace: Trace) -> Envelope | None:
     """The static envelope; None where the SLO can't be read."""
     try:
         limits: Envelope = _envelopes.make(
-            (view["slo"], *view.key()), lambda: envelope(trace, view.scenario(), level(view["slo"]))
+            (view["slo"], *view.key()), lambda: envelope(trace, view.scenario(), Slo.optional(view["slo"]))
         )
     except BadInput:
         return None
     return limits
-
-
-def level(text: str) -> Slo:
-    """The SLO, which may be left empty."""
-    return Slo.parse(text) if text.strip() else Slo("", ())
 
 
 def known_of(view: PageView) -> Admissible | None:
@@ -96,10 +92,7 @@ def concurrency_job(
     result = plan(
         trace,
         scenario,
-        level(slo),
-        kinds=("concurrency",),
-        replicates=replicates,
-        explain=with_interval,
+        PlanOptions(slo=slo, kinds=("concurrency",), replicates=replicates, explain=with_interval),
         progress=lambda done: progress((done, total, "searches")),
     ).concurrency
     assert result is not None

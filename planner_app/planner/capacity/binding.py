@@ -200,7 +200,7 @@ def _test(limit: str, terms: Sequence[TermVerdict], judged: frozenset[str]) -> L
 
 
 def _with_twice(question: CapacityQuestion, limit: str) -> CapacityQuestion:
-    scenario, costs = question.scenario, question.costs
+    scenario, draws = question.scenario, question.draws
     seqs, tokens = scenario.max_num_seqs, scenario.max_num_batched_tokens
     more: dict[str, int] = {"num_gpu_blocks": scenario.blocks()}
     if limit == KV_BLOCKS:
@@ -210,8 +210,8 @@ def _with_twice(question: CapacityQuestion, limit: str) -> CapacityQuestion:
     elif limit == "token budget":
         more["max_num_batched_tokens"] = 2 * tokens
     elif limit == "compute":
-        costs = scaled(question.costs_of(None), 0.5)
-    return replace(question, scenario=scenario.changed(**more), costs=costs)
+        draws = replace(draws, costs=scaled(question.costs_of(None), 0.5))
+    return replace(question, scenario=scenario.changed(**more), draws=draws)
 
 
 def excess(term: TermVerdict) -> float:

@@ -20,7 +20,8 @@ from math import floor, log
 import numpy as np
 from pagecast.planner_app.planner.capacity import lasting
 from pagecast.planner_app.planner.capacity.lasting import Lasting, LongLoad
-from pagecast.planner_app.planner.capacity.users import Load, LoadKind, LoadReplay, requests_per_s, serve
+from pagecast.planner_app.planner.capacity.options import LoadKind, PlanOptions
+from pagecast.planner_app.planner.capacity.users import Load, LoadReplay, requests_per_s, serve
 from pagecast.planner_app.planner.served import RequestCounts
 from pagecast.planner_app.planner.slo import Slo, TermVerdict, served_terms
 from pagecast.sim.costs.calibration.draw import draw
@@ -36,6 +37,7 @@ MOST_USERS = 8192
 KEPT_UP = 0.95  # least share of the offered requests that must end in a short load
 GROWTH = 0.08  # most growth of the requests in the server, from the second third of a long load to the last
 CONFIDENCE = 0.9
+_WAITING = 4  # most users, in multiples of `max_num_seqs`: more users only wait
 _SEEDS = 1_000_003  # distance between the seeds of two plans, so that no two share a draw's seed
 _FURTHEST = 6  # most strides that `settle` goes down at once, however low its guess is
 _CHECKS = 3  # most restarts of a search, where a load above its answer holds after all
@@ -229,26 +231,47 @@ class LoadSearch:
 
 
 @dataclass(frozen=True, slots=True)
+class Draws:
+    """What a draw has anew.
+
+    `costs` replaces the scenario's; `draw_costs`: whether draws differ by them. `workload` makes a draw's
+    trace, as for `replicates.Study`; None: the same trace.
+    """
+
+    costs: StepCosts | None = None
+    draw_costs: bool = True
+    workload: Workload | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class CapacityQuestion:
     """A trace, a server and an SLO. Searches of it are independent, and may run anywhere.
 
-    `rate` is the trace's own, in requests per second; a draw's workload has another. `costs` replaces the
-    scenario's; `draw_costs`: whether draws differ by it; `workload` makes a draw's trace, as for
-    `replicates.Study`.
+    `rate` is the trace's own, in requests per second; a draw's workload has another. `seed`: of the draws.
+    `draws` may replace the scenario's costs.
     """
 
     trace: Trace
     scenario: Scenario
-    slo: Slo
+    ask: PlanOptions
     rate: float = 1.0
-    think_s: float = 0.0
-    max_preemption_rate: float = 0.01
-    most_users: int = MOST_USERS
-    most_requests: int = 4000
     seed: int = 0
-    costs: StepCosts | None = None
-    draw_costs: bool = True
-    workload: Workload | None = None
+    draws: Draws = field(default_factory=Draws)
+
+    @property
+    def slo(self) -> Slo:
+        """The level; without one, a level of no terms."""
+        return Slo.optional(self.ask.slo)
+
+    @property
+    def think_s(self) -> float:
+        """The users' mean pause."""
+        return self.ask.think_time or 0.0
+
+    @property
+    def most_users(self) -> int:
+        """Users at which a search gives up: more than a multiple of those that may run only wait."""
+        return self.ask.most_users or min(_WAITING * self.scenario.max_num_seqs, MOST_USERS)
 
     def search(self, ask: Ask) -> LoadSearch:
         """The largest load that holds, in steps: users, or powers of `GRID` of the workload's own rate."""
@@ -260,9 +283,9 @@ class CapacityQuestion:
             return self
         seed = self.seed * _SEEDS + ask.draw
         question = replace(self, scenario=self.scenario.changed(seed=seed))
-        if self.workload is None:
+        if self.draws.workload is None:
             return question
-        trace = self.workload(self.trace, seed)
+        trace = self.draws.workload(self.trace, seed)
         return replace(question, trace=trace, rate=requests_per_s(trace) if ask.kind == "rate" else self.rate)
 
     def _search(self, ask: Ask) -> LoadSearch:
@@ -293,7 +316,7 @@ class CapacityQuestion:
 
     def _settle(self, ask: Ask, low: int, high: int, outcomes: dict[int, LoadTrial]) -> LargestStep:
         """Searches by long loads. Where one fails, the rate at which its requests ended is the next guess."""
-        work = Lasting.of(self.trace, amount("rate", ask.start), self.most_requests)
+        work = Lasting.of(self.trace, amount("rate", ask.start), self.ask.most_requests)
         costs = self.costs_of(ask.draw)
         settling: dict[int, float] = {}
 
@@ -311,8 +334,8 @@ class CapacityQuestion:
 
     def costs_of(self, number: int | None) -> StepCosts:
         """The costs of a draw, with their noise at its beginning."""
-        plain = self.costs or self.scenario.step_costs()
-        return plain if number is None or not self.draw_costs else draw(plain, number, self.seed)
+        plain = self.draws.costs or self.scenario.step_costs()
+        return plain if number is None or not self.draws.draw_costs else draw(plain, number, self.seed)
 
     def serve(self, load: Load, draw: int | None = None, *, keep_steps: bool = False) -> LoadReplay:
         """A replay of one load, with the costs of a draw."""
@@ -321,7 +344,7 @@ class CapacityQuestion:
             self.scenario,
             load,
             costs=self.costs_of(draw),
-            most_requests=self.most_requests,
+            most_requests=self.ask.most_requests,
             keep_steps=keep_steps,
         )
 
@@ -332,7 +355,7 @@ class CapacityQuestion:
         preempted = float(not_rejected["preemptions"].sum()) / max(len(not_rejected), 1)
         terms = self.slo.verdict(requests).terms if self.slo.terms else served_terms(requests)
         if load.kind == "concurrency":
-            text, most = f"preemptions<={self.max_preemption_rate:g}", self.max_preemption_rate
+            text, most = f"preemptions<={self.ask.max_preemption_rate:g}", self.ask.max_preemption_rate
             terms = (*terms, TermVerdict(text, preempted, most, preempted <= most))
         if served.kept_up is not None:
             kept_up = served.kept_up

@@ -1,6 +1,6 @@
 """Capacity planning under an SLO: the answers of `pagecast plan`, as a function.
 
-    plan(trace, scenario, Slo.parse("ttft_p99<2s,tpot_p95<50ms"))
+    plan(trace, scenario, PlanOptions(slo="ttft_p99<2s,tpot_p95<50ms"))
 
 A plan has an answer for each kind of load: admissible concurrency, highest request rate, users with think
 time. An answer has an interval, the outcomes at it and just above it, and the limit that binds. The static
@@ -28,9 +28,9 @@ import numpy as np
 from pagecast.planner_app.planner.capacity.binding import Binding, beyond, binding
 from pagecast.planner_app.planner.capacity.bisection import (
     GROWTH,
-    MOST_USERS,
     Ask,
     CapacityQuestion,
+    Draws,
     LoadSearch,
     LoadTrial,
     amount,
@@ -38,30 +38,26 @@ from pagecast.planner_app.planner.capacity.bisection import (
     width_error,
 )
 from pagecast.planner_app.planner.capacity.envelope import Envelope, envelope
+from pagecast.planner_app.planner.capacity.options import LoadKind, PlanOptions
 from pagecast.planner_app.planner.capacity.plan_cost import PlanCost, plan_cost
 from pagecast.planner_app.planner.capacity.replicas import Replicas, replicas
-from pagecast.planner_app.planner.capacity.users import Load, LoadKind, requests_per_s, shortened
+from pagecast.planner_app.planner.capacity.users import Load, requests_per_s, shortened
 from pagecast.planner_app.planner.execution.executor import Serial
 from pagecast.planner_app.planner.execution.interface import Executor
+from pagecast.planner_app.planner.prices import priced
 from pagecast.planner_app.planner.slo import Slo, TermVerdict
 from pagecast.planner_app.wording.note_sentences import sentence, sentences
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.replay.notes import idle_note, memory_notes
-from pagecast.sim.replay.replicates import Workload
 from pagecast.sim.replay.resample import resample
 from pagecast.sim.replica.windows import blocks_per_block
 from pagecast.sim.replica.workload import TraceWorkload
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace, nominal_arrival_s
 
-REPLICATES = 5
-LEAST_REPLICATES = 5
-MAX_PREEMPTION_RATE = 0.01
-MOST_REQUESTS = 4000
 _NEAR = 2  # steps of 1%: resolution of the highest rate
-_WAITING = 4  # most users, in multiples of `max_num_seqs`: more users only wait
 Progress = Callable[[int], None]  # called with the number of searches and explanations done
 
 
@@ -188,73 +184,44 @@ class CapacityPlan:
 def plan(
     trace: Trace,
     scenario: Scenario,
-    slo: Slo,
-    *,
-    kinds: Sequence[LoadKind] | None = None,
-    think_s: float | None = None,
-    replicas_for: float | None = None,
-    max_preemption_rate: float = MAX_PREEMPTION_RATE,
-    most_users: int | None = None,
-    most_requests: int = MOST_REQUESTS,
-    replicates: int = REPLICATES,
-    workload: Workload | None = resample,
-    costs: StepCosts | None = None,
-    draw_costs: bool = True,
-    explain: bool = True,
-    usd_per_gpu_hour: float | None = None,
+    ask: PlanOptions,
     run: Executor | None = None,
     progress: Progress | None = None,
+    *,
+    draws: Draws | None = None,
 ) -> CapacityPlan:
-    """Plans for `kinds` of load: by default concurrency and rate, and users where `think_s` is given.
+    """Plans as the options say. The stages are those of the module's description.
 
-    The stages are those of the module's description. `replicas_for`: requests per second to give the number
-    of replicas for, by default the trace's own rate. `most_users` bounds the searches for users, by default 4
-    times `max_num_seqs`. `most_requests` bounds a short replay: a longer trace is cut, a shorter one
-    repeated. `replicates`: searches behind an interval, 0 for none. `workload` makes the trace of a replicate
-    (None: the same trace). `costs` replaces the scenario's step costs; they are drawn from unless
-    `draw_costs` is False. `explain`: find the limit that binds. `usd_per_gpu_hour`: a
-    price, to give what the plan costs. `run`: where replays run, by default in this
-    process; the answer does not depend on it. `progress` may raise to stop; `steps` gives its total.
+    `run`: where replays run, by default in this process; the answer does not depend on it. `progress` may
+    raise to stop; `steps` gives its total. `draws`: what a replicate has anew, by default the scenario's
+    costs and, unless `ask.fixed_workload`, a workload like the trace's.
 
     Errors: BadInput for a trace, scenario or option that can't be used, or where nothing can be served.
     """
     started = time.perf_counter()
     run = run or Serial()
-    if most_users is None:
-        most_users = min(_WAITING * scenario.max_num_seqs, MOST_USERS)
-    work = shortened(trace, max(most_requests, 1))
-    kinds, rate, notes = _kinds(work, kinds, think_s)
-    question = CapacityQuestion(
-        work,
-        scenario,
-        slo,
-        rate or 1.0,
-        think_s or 0.0,
-        max_preemption_rate,
-        most_users,
-        most_requests,
-        scenario.seed,
-        costs,
-        draw_costs,
-        workload,
-    )
-    _check(question, replicates, replicas_for)
+    level, usd_per_gpu_hour = Slo.optional(ask.slo), _price(ask, scenario)
+    work = shortened(trace, ask.most_requests)
+    kinds, rate, notes = _kinds(work, ask)
+    draws = draws or Draws(workload=None if ask.fixed_workload else resample)
+    question = CapacityQuestion(work, scenario, ask, rate or 1.0, scenario.seed, draws)
+    scenario.limits()
     rejected = _rejected(work, scenario)
-    fits = envelope(work, scenario, slo, costs=costs)
+    fits = envelope(work, scenario, level, costs=draws.costs)
     tell = _EvaluationCounter(progress)
-    points = run.map(question.search, [_first_ask(kind, fits, most_users) for kind in kinds], tell)
+    points = run.map(question.search, [_first_ask(kind, fits, question.most_users) for kind in kinds], tell)
     tell.base = len(kinds)
-    spreads = _spreads(question, kinds, points, replicates, run, tell)
-    tell.base += (replicates + 1) * len(kinds)
+    spreads = _spreads(question, kinds, points, run, tell)
+    tell.base += (ask.replicates + 1) * len(kinds)
     answers = {}
-    for number, (kind, point, draws) in enumerate(zip(kinds, points, spreads, strict=True), 1):
-        answers[kind] = _answer(question, kind, point, draws, run if explain else None)
+    for number, (kind, point, spread) in enumerate(zip(kinds, points, spreads, strict=True), 1):
+        answers[kind] = _answer(question, kind, point, spread, run if ask.explain else None)
         tell(number)
     cost_model = question.costs_of(None)
-    replicas_needed = _replicas(answers.get("rate"), replicas_for or rate, scenario)
+    replicas_needed = _replicas(answers.get("rate"), ask.replicas_for or rate, scenario)
     texts = (
         *notes,
-        *_notes(trace, work, question, answers, replicates),
+        *_notes(trace, question, answers),
         *([replicas_needed.warning] if replicas_needed and replicas_needed.warning else []),
         *sentences(memory_notes(scenario)),
         *([idle] if (idle := idle_note(work, scenario)) else []),
@@ -267,7 +234,7 @@ def plan(
         rate,
         scenario,
         cost_model.name,
-        slo,
+        level,
         fits,
         answers,
         replicas_needed,
@@ -294,20 +261,24 @@ class _EvaluationCounter:
             self._progress(self.base + done)
 
 
-def _kinds(
-    trace: Trace, kinds: Sequence[LoadKind] | None, think_s: float | None
-) -> tuple[list[LoadKind], float | None, list[str]]:
+def _price(ask: PlanOptions, scenario: Scenario) -> float | None:
+    """What an hour of the scenario's GPU costs, in USD; None without a price. Errors: BadInput."""
+    gpu = find_gpu(scenario.gpu).name
+    return priced(ask.price, [gpu]).get(gpu)
+
+
+def _kinds(trace: Trace, ask: PlanOptions) -> tuple[list[LoadKind], float | None, list[str]]:
     """The kinds of load to plan for, the trace's own rate, and a note where it has none.
 
     Errors: BadInput where a rate was asked for and the trace has none.
     """
-    all_kinds: list[LoadKind] = list(kinds) if kinds is not None else ["concurrency", "rate"]
-    if kinds is None and think_s is not None:
+    all_kinds: list[LoadKind] = list(ask.kinds) if ask.kinds is not None else ["concurrency", "rate"]
+    if ask.kinds is None and ask.think_time is not None:
         all_kinds.append("users")
     try:
         return all_kinds, requests_per_s(trace), []
     except BadInput as error:
-        if kinds is not None and "rate" in all_kinds:
+        if ask.kinds is not None and "rate" in all_kinds:
             raise
         return [kind for kind in all_kinds if kind != "rate"], None, [f"no highest rate: {error}"]
 
@@ -331,24 +302,6 @@ def _cost(
     return plan_cost(usd_per_gpu_hour, scenario.tensor_parallel_size, replicas_needed, at)
 
 
-def _check(question: CapacityQuestion, replicates: int, replicas_for: float | None) -> None:
-    """Errors: BadInput for what can't be planned with."""
-    if replicas_for is not None and not 0 < replicas_for < float("inf"):
-        raise BadInput(f"the rate to tell replicas for is {replicas_for}; it must be above 0")
-    if 0 < replicates < LEAST_REPLICATES:
-        raise BadInput(f"replicates is {replicates}: an interval needs {LEAST_REPLICATES}; 0 makes none")
-    for name, value in (
-        ("the think time", question.think_s),
-        ("the most preemptions per request", question.max_preemption_rate),
-    ):
-        if not 0 <= value < float("inf"):
-            raise BadInput(f"{name}: {value} was given; it takes a finite number from 0 on")
-    for name, count in (("users", question.most_users), ("requests", question.most_requests)):
-        if count < 1:
-            raise BadInput(f"the most {name} is {count}; it must be at least 1")
-    question.scenario.limits()
-
-
 def _first_ask(kind: LoadKind, fits: Envelope, most_users: int) -> Ask:
     """The forecast's search: users begin at the static envelope, rates at the trace's own rate."""
     if kind == "rate":  # a stride of 70 steps is a factor of 2; the search by long loads is finer
@@ -369,7 +322,6 @@ def _spreads(
     question: CapacityQuestion,
     kinds: Sequence[LoadKind],
     points: Sequence[LoadSearch],
-    count: int,
     run: Executor,
     progress: Progress,
 ) -> list[_Spread]:
@@ -382,7 +334,9 @@ def _spreads(
         if kind == "rate":  # the longest first
             asks.insert(0, Ask(kind, start=start, resolution=_NEAR, lasts=True))
         step, resolution = (4, 2) if kind == "rate" else (max(start // 25, 1), max(start // 50, 1))
-        asks += [Ask(kind, draw, start, step, resolution, verify=False) for draw in range(count)]
+        asks += [
+            Ask(kind, draw, start, step, resolution, verify=False) for draw in range(question.ask.replicates)
+        ]
     pairs = list(zip(asks, run.map(question.search, asks, progress) if asks else [], strict=True))
     return [
         _Spread(
@@ -446,10 +400,8 @@ def _rejected(trace: Trace, scenario: Scenario) -> int:
     return len(reasons)
 
 
-def _notes(
-    trace: Trace, work: Trace, question: CapacityQuestion, answers: dict[LoadKind, Answer], replicates: int
-) -> list[str]:
-    texts = [*trace.notes]
+def _notes(trace: Trace, question: CapacityQuestion, answers: dict[LoadKind, Answer]) -> list[str]:
+    texts, work, draws, replicates = [*trace.notes], question.trace, question.draws, question.ask.replicates
     if len(work) < len(trace):
         texts.append(f"planned with the first {len(work):,} of {len(trace):,} requests, whole sessions")
     rate, retries = answers.get("rate"), int(work.integers("retry").sum())
@@ -471,8 +423,8 @@ def _notes(
             "they wait for each other even where nobody else is served"
         )
     if replicates:
-        sources = "costs and noise" if question.draw_costs else "noise"
-        sources += " and the workload" if question.workload is not None else ""
+        sources = "costs and noise" if draws.draw_costs else "noise"
+        sources += " and the workload" if draws.workload is not None else ""
         texts.append(
             f"90% intervals from {replicates} searches with {sources} drawn again. Their width may be off "
             f"by a factor of {width_error(replicates):.2g}; --replicates 20 makes better ones"

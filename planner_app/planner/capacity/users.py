@@ -22,11 +22,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil, inf
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from pagecast.planner_app.planner.capacity.options import LoadKind
 from pagecast.planner_app.planner.served import rejected_for_load
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import StepCosts
@@ -37,7 +37,6 @@ from pagecast.traces.operations import mix, scale, select
 from pagecast.traces.schema import Trace, nominal_arrival_s
 
 Floats = npt.NDArray[np.float64]
-LoadKind = Literal["concurrency", "rate", "users"]
 LEAST_TURNS = 4  # sessions for each user of a closed loop, the first of which is warm-up
 _LONGER = (1, 2, 4, 8)  # times as many sessions, tried in turn where rejections use them up
 WARM_UP = 0.1  # of a scaled trace's time

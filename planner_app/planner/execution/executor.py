@@ -1,6 +1,6 @@
 """One interface for many replays at once: in this process, in processes of this machine, or on Dask.
 
-    with executor(workers=2) as run:
+    with executor(Many(workers=2)) as run:
         results = run.map(partial(forecast, trace), scenarios)
 
 Results come in the order of the items, whichever way they were computed. The function is shipped once to
@@ -27,7 +27,8 @@ from typing import Any
 
 import xxhash
 from pagecast.planner_app.planner.execution.interface import AnswerT, Executor, ItemT
-from pagecast.sim.core.errors import BadInput, CannotRunHere
+from pagecast.planner_app.planner.execution.options import Many
+from pagecast.sim.core.errors import CannotRunHere
 from pagecast.sim.replay.cores import cores
 
 _PATIENCE_S = 2.0
@@ -35,21 +36,20 @@ _BRIEFLY_S = 0.5
 
 
 @contextmanager
-def executor(workers: int | None = None, cluster: str | None = None) -> Iterator[Executor]:
+def executor(many: Many | None = None) -> Iterator[Executor]:
     """An executor: `workers` processes (None: one per core; 1: this one), or the workers of a Dask cluster.
 
-    Errors: BadInput for a number below 1, or a scheduler that can't be reached at `cluster`
+    Errors: BadInput for a scheduler that can't be reached at `cluster`
     (`tcp://host:8786`); CannotRunHere where Dask is not installed.
     """
-    if workers is not None and workers < 1:
-        raise BadInput(f"workers is {workers}; it must be at least 1")
+    many = many or Many()
     instance: Executor
-    if cluster is not None:
+    if many.cluster is not None:
         from pagecast.planner_app.planner.execution.cluster import Cluster
 
-        instance = Cluster(cluster)
+        instance = Cluster(many.cluster)
     else:
-        count = workers or cores()
+        count = many.workers or cores()
         instance = Serial() if count == 1 else Processes(count)
     try:
         yield instance

@@ -16,7 +16,8 @@ from pagecast.planner_app.planner.gate.baseline import digest
 from pagecast.planner_app.planner.prices import priced
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.sweep import search
-from pagecast.planner_app.planner.sweep.space import Point, Space
+from pagecast.planner_app.planner.sweep.options import SweepOptions
+from pagecast.planner_app.planner.sweep.space import Point, Space, parse_space
 from pagecast.planner_app.planner.sweep.store import Trial
 from pagecast.planner_app.planner.sweep.trial import (
     FIGURES,
@@ -38,31 +39,34 @@ COSTS = ("usd_per_hour", "usd_per_million_output_tokens", "gpus", "gpu_hours")
 class SweepQuestion:
     """A sweep before it runs. Equal questions have equal answers, on any number of workers.
 
-    `slo` as `Slo.parse` reads it, empty for none; `prices` in USD per GPU-hour by GPU; `objectives` are
-    figures of a trial (empty: `objectives_of` chooses); `trials` None for the whole grid, else how many a
-    search makes, in generations of `generation`. With
-    `fleet` every trial is of a fleet like it. Errors: BadInput for what can't be asked.
+    With `fleet`, or a knob of fleets in the space, every trial is of a fleet. `prices` are those of `ask` by
+    the GPUs' full names, `objectives` those of `ask` or the usual ones. Errors: BadInput for what can't be
+    asked.
     """
 
     trace: Trace
     scenario: Scenario
-    space: Space
-    slo: str = ""
-    prices: Mapping[str, float] = field(default_factory=dict)
-    objectives: tuple[str, ...] = ()
-    trials: int | None = None
-    generation: int = search.GENERATION
+    ask: SweepOptions
     fleet: FleetSettings | None = None
+    space: Space = field(init=False)
+    prices: Mapping[str, float] = field(init=False)
+    objectives: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prices", priced(self.prices, self.gpus))
-        object.__setattr__(self, "objectives", self.objectives or self._usual())
-        object.__setattr__(self, "slo", self.level.text)
+        space = parse_space(self.ask.settings, self.scenario, fleet=True)
+        object.__setattr__(self, "space", space)
+        if self.fleet is None and any(knob.name in fleet_knobs.KNOBS for knob in space.knobs):
+            object.__setattr__(self, "fleet", FleetSettings.make({}))
+        object.__setattr__(self, "prices", priced(self.ask.price, self.gpus))
+        object.__setattr__(self, "objectives", self.ask.objective or self._usual())
         self._check_objectives()
-        if self.trials is None:
+        if self.ask.search is None:
             self.space.grid()
-        elif self.trials < 1 or self.generation < 1:
-            raise BadInput("a search makes at least 1 trial, in generations of at least 1")
+
+    @property
+    def slo(self) -> str:
+        """The SLO as it is written in full; empty for none."""
+        return self.level.text
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -95,12 +99,12 @@ class SweepQuestion:
     @property
     def count(self) -> int:
         """How many trials there will be, at most."""
-        return self.trials if self.trials is not None else self.space.size or 0
+        return self.ask.search if self.ask.search is not None else self.space.size or 0
 
     @property
     def level(self) -> Slo:
         """The SLO; without one, a level of no terms."""
-        return Slo.parse(self.slo) if self.slo.strip() else Slo("", ())
+        return Slo.optional(self.ask.slo)
 
     def work(self) -> Trials:
         """The work of the sweep's trials, as executors send it to worker processes."""
@@ -133,7 +137,7 @@ class SweepQuestion:
         ]
         more = [bool(more_is_better(name)) for name in self.objectives]
         return search.generation(
-            self.space, more, observations, seed=self.scenario.seed, number=number, size=self.generation
+            self.space, more, observations, seed=self.scenario.seed, number=number, size=self.ask.generation
         )
 
     def _values(self, trial: Trial) -> tuple[float | None, ...]:
@@ -150,13 +154,13 @@ class SweepQuestion:
             "space": str(self.space),
             "scenario": self.scenario.flat(),
             "SLO": self.slo,
-            "kind": "grid" if self.trials is None else f"search in generations of {self.generation}",
+            "kind": "grid" if self.ask.search is None else f"search in generations of {self.ask.generation}",
             "pagecast version": __version__,
             "files": self._files(),
         }
         if self.fleet is not None:
             about["fleet"] = self.fleet.model_dump(mode="json")
-        if self.trials is not None:
+        if self.ask.search is not None:
             about |= {
                 "objectives": list(self.objectives),
                 "prices": dict(self.prices),

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, NamedTuple
 
+from pagecast.planner_app.planner.sweep.options import GENERATION
 from pagecast.planner_app.planner.sweep.space import MOST_POINTS, Knob, KnobValue, Point, Space
 from pagecast.sim.core.errors import CannotRunHere
 
-GENERATION = 20  # trials drawn at once
 _SEEDS = 1_000_003  # distance between the seeds of two studies, so that no two share a generation's seed
 _TRIES = 5  # draws from Optuna for each new point; then points are drawn at random from those left
 CANNOT_RUN = 1e6  # violation of the constraints by a scenario that cannot run

@@ -1,6 +1,6 @@
 """Sweep of a space of scenarios: the cheapest replica, the Pareto front, and the effect of each knob.
 
-    question = SweepQuestion(trace, scenario, parse_space(["block_size=16,32"], scenario), slo="ttft_p99<2s")
+    question = SweepQuestion(trace, scenario, SweepOptions(settings=["block_size=16,32"], slo="ttft_p99<2s"))
     result = sweep(question, out=Path("study"))
 
 After an interruption, `sweep` of the same question with the same folder goes on where it stopped. Each trial
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from pagecast.planner_app.planner.directions import more_is_better
-from pagecast.planner_app.planner.execution.executor import executor
+from pagecast.planner_app.planner.execution.executor import Serial
 from pagecast.planner_app.planner.execution.interface import Executor, Progress
 from pagecast.planner_app.planner.sweep.pareto import front, sensitivity
 from pagecast.planner_app.planner.sweep.question import SweepQuestion
@@ -95,26 +95,24 @@ class SweepResult:
 
 def sweep(
     question: SweepQuestion,
+    run: Executor | None = None,
     *,
     out: Path | None = None,
-    workers: int | None = None,
-    cluster: str | None = None,
     progress: Progress | None = None,
     stop: Stop | None = None,
 ) -> SweepResult:
     """Runs every trial of the question that `out`, a study's folder, does not have yet.
 
-    `workers` and `cluster` as for `executor`; neither changes the table. Errors: BadInput for a folder that
-    holds another study, or where no scenario of the space can run at all.
+    `run`: where the trials run, by default in this process; the table is the same anywhere. Errors: BadInput
+    for a folder that holds another study, or where no scenario of the space can run at all.
     """
     store = Store(out, question.about())
     try:
-        with executor(workers, cluster) as run:
-            walk = _Walk(question, store, run, progress, stop)
-            if question.trials is None:
-                walk.grid()
-            else:
-                walk.search(question.trials)
+        walk = _Walk(question, store, run or Serial(), progress, stop)
+        if question.ask.search is None:
+            walk.grid()
+        else:
+            walk.search(question.ask.search)
         trials = list(walk.trials.values())
         rejections = {trial.number: trial.outcome.rejections for trial in trials if trial.outcome.rejections}
         table = table_of(question, trials)
@@ -154,7 +152,7 @@ class _Walk:
         A generation follows from the trials before it, so one that was interrupted gets the same points
         again, and only its missing trials run. Trials from `count` on, of a longer search, are left out.
         """
-        size = self.question.generation
+        size = self.question.ask.generation
         for first in range(0, count, size):
             numbers = range(first, min(first + size, count))
             if any(number not in self.trials for number in numbers) and not self.stopped:

@@ -1,6 +1,6 @@
 """Tuning of block size and HBM for KV: every value is replayed, one is recommended, with the reason.
 
-    tuned = tune_block_size(trace, scenario)
+    tuned = tune(trace, scenario, "block_size")
     print(tuned.table, tuned.recommended, tuned.reason)
 
 Larger blocks have shorter tables and fewer lookups; smaller ones find more prefixes and waste less in a
@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pandas as pd
-from pagecast.planner_app.planner.execution.executor import executor
-from pagecast.planner_app.planner.execution.interface import Progress
+from pagecast.planner_app.planner.execution.executor import Serial
+from pagecast.planner_app.planner.execution.interface import Executor, Progress
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.sweep.space import KnobValue, parse_space, shown
+from pagecast.planner_app.planner.tune.options import TuneOptions
 from pagecast.planner_app.planner.tune.setting import Setting, Tuning
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.planner_app.wording.quantities import counted, seconds
@@ -29,8 +30,8 @@ from pagecast.sim.replay.notes import idle_note
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
-BLOCK_SIZES = "8,16,32,64,128,256"
-BUDGETS = {
+USUAL = {  # values that are tried, by the knob
+    "block_size": "8,16,32,64,128,256",
     "gpu_memory_utilization": "0.1:0.9:0.1,0.95",
     "free_gpu_memory_fraction": "0.05,0.1:0.9:0.1,0.95",
 }
@@ -92,30 +93,6 @@ class TuneResult:
         return len(_candidates(self.table)) > 0
 
 
-def tune_block_size(
-    trace: Trace, scenario: Scenario, values: str = BLOCK_SIZES, **options: Any
-) -> TuneResult:
-    """Serves the trace with each block size of the same HBM. Options as for `tune`."""
-    notes = (
-        (ALWAYS_SAME,)
-        if scenario.num_gpu_blocks is None
-        else (
-            ALWAYS_SAME,
-            "num_gpu_blocks is fixed, so that larger blocks are given more memory.",
-        )
-    )
-    return tune(trace, scenario, "block_size", values, thrifty_is_more=True, notes=notes, **options)
-
-
-def tune_hbm_budget(trace: Trace, scenario: Scenario, values: str = "", **options: Any) -> TuneResult:
-    """Serves the trace with each fraction of HBM that the engine may use. Options as for `tune`.
-
-    Errors: BadInput for a scenario whose number of blocks or tokens is fixed.
-    """
-    knob = budget_knob(scenario)
-    return tune(trace, scenario, knob, values or BUDGETS[knob], thrifty_is_more=False, **options)
-
-
 def budget_knob(scenario: Scenario) -> str:
     """The field that sets a scenario's HBM budget. Errors: BadInput where blocks or tokens are fixed."""
     for name in ("num_gpu_blocks", "kv_tokens"):
@@ -125,53 +102,48 @@ def budget_knob(scenario: Scenario) -> str:
     return "free_gpu_memory_fraction" if free else "gpu_memory_utilization"
 
 
-def jobs_of(values: str, knob: str, scenario: Scenario, concurrency: bool) -> list[Setting]:
-    """A replay of each value, and where asked for a search of what it admits. Errors: BadInput.
+def jobs_of(scenario: Scenario, knob: str, ask: TuneOptions) -> list[Setting]:
+    """A replay of each value, and unless `static` a search of what it admits. Errors: BadInput.
 
     Values ascend, in whatever order they were written; the default (`none`) comes last.
     """
+    values = ask.values or USUAL[knob]
     (space_knob,) = parse_space([f"{knob}={values}"], scenario).knobs
     if not space_knob.values:
         raise BadInput(f"--values {values}: a range needs a step, FROM:TO:STEP")
     ascending = sorted(space_knob.values, key=lambda value: float("inf" if value is None else value))
     jobs = [Setting(value) for value in ascending]
-    return jobs + [Setting(value, concurrency=True) for value in ascending if concurrency]
+    return jobs + [Setting(value, concurrency=True) for value in ascending if not ask.static]
 
 
 def tune(
     trace: Trace,
     scenario: Scenario,
     knob: str,
-    values: str,
-    *,
-    thrifty_is_more: bool,
-    notes: tuple[str, ...] = (),
-    slo: str = "",
-    concurrency: bool = True,
-    workers: int | None = None,
-    cluster: str | None = None,
+    ask: TuneOptions | None = None,
+    run: Executor | None = None,
     progress: Progress | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> TuneResult:
-    """Serves the trace at each of `values` (written as for `--set`) and recommends one.
+    """Serves the trace at each value of `block_size`, or of `budget_knob`'s, and recommends one.
 
-    `slo` bounds what is recommended; `concurrency`: also search for what each setting admits in a closed
-    loop. `progress` is called with the number of jobs done, one or two per setting. Errors: BadInput.
+    `run`: where replays run, by default in this process. `progress` is called with the number of jobs done,
+    one or two per setting. Errors: BadInput.
     """
-    level = Slo.parse(slo) if slo.strip() else Slo("", ())
-    jobs = jobs_of(values, knob, scenario, concurrency)
+    ask = ask or TuneOptions()
+    level = Slo.optional(ask.slo)
+    jobs = jobs_of(scenario, knob, ask)
     results: dict[int, dict[str, Any]] = {}
-    with executor(workers, cluster) as run:
-        answers = run.stream(Tuning(trace, scenario, knob, level).run, jobs)
-        for index, figures in answers:
-            results[index] = figures
-            if progress is not None:
-                progress(len(results))
-            if stop is not None and stop():
-                break
-        answers.close()
+    answers = (run or Serial()).stream(Tuning(trace, scenario, knob, level).run, jobs)
+    for index, figures in answers:
+        results[index] = figures
+        if progress is not None:
+            progress(len(results))
+        if stop is not None and stop():
+            break
+    answers.close()
     table = _table(knob, [job.value for job in jobs if not job.concurrency], results)
-    recommended, reason = recommend(table, knob, thrifty_is_more)
+    recommended, reason = recommend(table, knob)
     costs = scenario.step_costs()
     return TuneResult(
         trace.name,
@@ -181,11 +153,19 @@ def tune(
         table,
         recommended,
         reason,
-        (*trace.notes, *notes, *filter(None, [idle_note(trace, scenario)])),
+        (*trace.notes, *_notes(scenario, knob), *filter(None, [idle_note(trace, scenario)])),
         len(results) == len(jobs),
         costs.name,
         sentence(costs.expected_error()),
     )
+
+
+def _notes(scenario: Scenario, knob: str) -> list[str]:
+    """What all block sizes have in common."""
+    if knob != "block_size":
+        return []
+    fixed = "num_gpu_blocks is fixed, so that larger blocks are given more memory."
+    return [ALWAYS_SAME] if scenario.num_gpu_blocks is None else [ALWAYS_SAME, fixed]
 
 
 def _table(knob: str, values: Sequence[KnobValue], results: dict[int, dict[str, Any]]) -> pd.DataFrame:
@@ -202,7 +182,7 @@ def _table(knob: str, values: Sequence[KnobValue], results: dict[int, dict[str, 
     return table
 
 
-def recommend(table: pd.DataFrame, knob: str, thrifty_is_more: bool) -> tuple[KnobValue, str]:
+def recommend(table: pd.DataFrame, knob: str) -> tuple[KnobValue, str]:
     """The thriftiest value that is as good as any within the tolerances, and the reason in a sentence.
 
     Rows of `table` ascend by the knob.
@@ -214,7 +194,8 @@ def recommend(table: pd.DataFrame, knob: str, thrifty_is_more: bool) -> tuple[Kn
     rows: list[dict[str, Any]] = _candidates(table).to_dict("records")  # type: ignore[assignment]
     if not rows:
         return None, "no request completes at any of these values"
-    criteria = CRITERIA["block_size" if knob == "block_size" else "hbm"]
+    thrifty_is_more = knob == "block_size"
+    criteria = CRITERIA["block_size" if thrifty_is_more else "hbm"]
     least = {name: min(row[name] for row in rows) for name in LOST}
     equal = [row for row in rows if not _lost(row, least)]
     best = {each: _best(each, equal) for each in criteria}

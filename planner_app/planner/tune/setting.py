@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from pagecast.planner_app.planner.capacity import bisection
 from pagecast.planner_app.planner.capacity.envelope import envelope
+from pagecast.planner_app.planner.capacity.options import PlanOptions
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.sweep.space import KnobValue
 from pagecast.planner_app.planner.sweep.trial import Figure, at, check_memory, figures_of
@@ -79,14 +80,8 @@ class Tuning:
         """
         most = scenario.max_num_seqs * (WAITING if self.level.terms else 1)
         start = min(envelope(self.trace, scenario, self.level).concurrency, most)
-        question = bisection.CapacityQuestion(
-            self.trace,
-            scenario,
-            self.level,
-            most_users=most,
-            most_requests=MOST_REQUESTS,
-            seed=scenario.seed,
-        )
+        options = PlanOptions(slo=self.level.text, most_users=most, most_requests=MOST_REQUESTS)
+        question = bisection.CapacityQuestion(self.trace, scenario, options, seed=scenario.seed)
         near = max(scenario.max_num_seqs // 64, 1)
         ask = bisection.Ask("concurrency", start=max(start, 1), step=max(start // 8, 1), resolution=near)
         answer = question.search(ask).answer

@@ -6,11 +6,13 @@ from typing import Annotated, Any
 import pytest
 import typer
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.field_options import with_options
+from pagecast.planner_app.commands.reading import LoadOptions
 from pagecast.planner_app.commands.scenario_options import (
+    GivenScenario,
     ScenarioArguments,
     TraceArgument,
     load,
-    with_scenario,
 )
 from pagecast.sim.scenario import Scenario
 from typer.testing import CliRunner
@@ -92,7 +94,7 @@ GIVEN: dict[str, Any] = {
 }
 
 
-@with_scenario
+@with_options
 def command(
     trace: TraceArgument, arguments: ScenarioArguments, extra: Annotated[int, typer.Option()] = 1
 ) -> None:
@@ -143,7 +145,7 @@ def test_help_says_what_each_field_is(field, help_text):
 
 def loaded_at(rate: float) -> Any:
     """The bundled chat sample at a rate."""
-    trace, _ = load("chat", ScenarioArguments(reading={"rate": rate, "limit": 600}))
+    trace, _ = load("chat", GivenScenario(reading=LoadOptions(rate=rate, limit=600)))
     return trace
 
 

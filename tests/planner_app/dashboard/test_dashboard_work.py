@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pagecast.planner_app.cli import run
+from pagecast.planner_app.planner.capacity.options import PlanOptions
 
 pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 
@@ -22,7 +23,6 @@ from pagecast.planner_app.dashboard.tune.charts import grid_map, hit_curve
 from pagecast.planner_app.dashboard.what_if import admissible, refining
 from pagecast.planner_app.dashboard.what_if.memory_charts import hbm_waterfall
 from pagecast.planner_app.planner.capacity.planning import plan
-from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.reports.style import caption_of
 from pagecast.sim.replay import replay
 
@@ -204,5 +204,5 @@ def test_admissible_concurrency_is_the_planners():
     view = PageView.of({"requests": 60, "model": "Qwen/Qwen3-32B", "gpu": "A100 80GB"})
     trace = workload.trace_of(view)
     answer = admissible.concurrency_job(trace, view.scenario(), view["slo"], False, progress=lambda _: None)
-    planned = plan(trace, view.scenario(), Slo.parse(view["slo"]), kinds=["concurrency"], replicates=0)
+    planned = plan(trace, view.scenario(), PlanOptions(slo=view["slo"], kinds=["concurrency"], replicates=0))
     assert planned.concurrency is not None and answer.users == (planned.concurrency.value or 0)

@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from pagecast.planner_app.cli import run
+from pagecast.planner_app.planner.capacity.options import PlanOptions
 from pagecast.planner_app.planner.capacity.planning import plan
 from pagecast.planner_app.planner.served import RequestCounts
 from pagecast.planner_app.planner.slo import Slo
+from pagecast.planner_app.planner.sweep.options import SweepOptions
 from pagecast.planner_app.planner.sweep.question import SweepQuestion
-from pagecast.planner_app.planner.sweep.space import parse_space
 from pagecast.planner_app.planner.sweep.study import sweep
 from pagecast.planner_app.planner.sweep.study_view import answer
 from pagecast.sim.core.errors import BadInput
@@ -166,7 +167,9 @@ def test_a_plan_stays_below_the_load_at_which_requests_are_shed(slo, kind):
     """Who is shed has no TTFT: percentiles over the others alone stay below any bound, at any load."""
     shedding = SCENARIO.changed(shed_ttft_s=0.5)
     result = plan(
-        of_rate(4.0), shedding, Slo.parse(slo), kinds=[kind], replicates=0, explain=False, most_requests=240
+        of_rate(4.0),
+        shedding,
+        PlanOptions(slo=slo, kinds=[kind], replicates=0, explain=False, most_requests=240),
     ).answers[kind]
     counts = result.at.counts
     assert counts.unserved <= 0.05 * counts.requests
@@ -179,11 +182,7 @@ def test_a_plan_counts_clients_that_gave_up_waiting():
     result = plan(
         impatient,
         SCENARIO,
-        Slo.parse("ttft_p90<2s"),
-        kinds=["rate"],
-        replicates=0,
-        explain=False,
-        most_requests=480,
+        PlanOptions(slo="ttft_p90<2s", kinds=["rate"], replicates=0, explain=False, most_requests=480),
     ).answers["rate"]
     counts = result.at.counts
     assert result.value is not None
@@ -267,8 +266,10 @@ def test_a_check_fails_where_requests_are_shed_and_says_how_many(tmp_path, capsy
 )
 def test_a_sweep_without_an_answer_says_why(fields, columns, words):
     scenario = SCENARIO.changed(**fields)
-    space = parse_space(["max_num_seqs=4,8"], scenario)
-    question = SweepQuestion(of_rate(600.0, **columns), scenario, space, slo="ttft_p99<1s")
-    result = sweep(question, workers=1)
+    space = ["max_num_seqs=4,8"]
+    question = SweepQuestion(
+        of_rate(600.0, **columns), scenario, SweepOptions(settings=space, slo="ttft_p99<1s")
+    )
+    result = sweep(question)
     assert result.cheapest is None
     assert words in answer(result)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from pagecast.planner_app.planner.capacity.bisection import LoadTrial
+from pagecast.planner_app.planner.capacity.options import PlanOptions
 from pagecast.planner_app.planner.capacity.planning import Answer, plan
 from pagecast.planner_app.planner.served import RequestCounts
 from pagecast.planner_app.planner.slo import Slo, TermVerdict
@@ -23,11 +24,7 @@ def plan_result():
     return plan(
         read("chat", limit=60),
         Scenario(max_num_seqs=16),
-        level,
-        kinds=["concurrency"],
-        replicates=0,
-        explain=False,
-        most_requests=120,
+        PlanOptions(slo=level.text, kinds=["concurrency"], replicates=0, explain=False, most_requests=120),
     )
 
 
@@ -103,7 +100,9 @@ def test_replicas_and_what_is_never_served_stand_first():
     level = Slo.parse("e2e_p99<60s")
     scenario = Scenario(num_gpu_blocks=100, costs="roofline")
     plans = plan(
-        read("chat", limit=40), scenario, level, kinds=["rate"], replicates=0, explain=False, most_requests=40
+        read("chat", limit=40),
+        scenario,
+        PlanOptions(slo=level.text, kinds=["rate"], replicates=0, explain=False, most_requests=40),
     )
     lead = plan_report(plans).split("<h2>")[0]
     assert plans.replicas is not None and plans.replicas.sentence in lead

@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 from pagecast.planner_app.cli import run
+from pagecast.planner_app.planner.sweep.options import SweepOptions
 from pagecast.planner_app.planner.sweep.question import SweepQuestion
-from pagecast.planner_app.planner.sweep.space import parse_space
 from pagecast.planner_app.planner.sweep.study import sweep
 from pagecast.planner_app.reports import sweep_charts as charts
 from pagecast.planner_app.reports.html_page import plain_figures
@@ -19,10 +19,12 @@ from pagecast.traces.read import read
 @pytest.fixture(scope="module")
 def study():
     scenario = Scenario()
-    space = parse_space(["max_num_seqs=4,64", "enable_prefix_caching=true,false"], scenario)
+    space = ["max_num_seqs=4,64", "enable_prefix_caching=true,false"]
     trace = scale(read("chat", limit=120), 6)
-    question = SweepQuestion(trace, scenario, space, slo="ttft_p99<1s", prices={"H200": 3.5})
-    return sweep(question, workers=1)
+    question = SweepQuestion(
+        trace, scenario, SweepOptions(settings=space, slo="ttft_p99<1s", price={"H200": 3.5})
+    )
+    return sweep(question)
 
 
 def test_the_report_names_the_cheapest_and_marks_it(study):
@@ -52,8 +54,8 @@ def test_the_report_tells_the_scenario_the_costs_and_yes_from_no(study):
 
 def test_where_step_costs_differ_the_report_has_them_in_its_tables():
     scenario = Scenario()
-    space = parse_space(["gpu=H200,L40S"], scenario)
-    text = sweep_report(sweep(SweepQuestion(read("chat", limit=20), scenario, space), workers=1))
+    space = ["gpu=H200,L40S"]
+    text = sweep_report(sweep(SweepQuestion(read("chat", limit=20), scenario, SweepOptions(settings=space))))
     assert text.count("<th>step costs</th>") == 2
     assert "Step costs differ within this sweep" in text
 
@@ -68,7 +70,11 @@ def test_sweep_writes_its_report(tmp_path, capsys):
 
 def test_where_nothing_meets_the_level_it_says_so(study):
     asked = study.question
-    hopeless = sweep(SweepQuestion(asked.trace, asked.scenario, asked.space, slo="ttft_p99<1us"), workers=1)
+    hopeless = sweep(
+        SweepQuestion(
+            asked.trace, asked.scenario, SweepOptions(settings=asked.ask.settings, slo="ttft_p99<1us")
+        )
+    )
     assert "No scenario of the space meets ttft_p99&lt;1us" in sweep_report(hopeless)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 import pytest
 from pagecast.planner_app.server.app import ReplicaServer
-from pagecast.planner_app.server.building import Simulation, simulated_replica
-from pagecast.planner_app.server.options import ServerOptions
+from pagecast.planner_app.server.building import simulated_replica
+from pagecast.planner_app.server.options import ServeOptions, Simulation
 from pagecast.planner_app.server.running import http_server
 from pagecast.planner_app.server.tokenizer import PackedTokenizer
 from pagecast.sim.scenario import Scenario
@@ -60,8 +60,7 @@ def make_replica(
     """A simulated replica of Qwen3-8B on an H200, ten times as fast as it would be."""
     chosen = Scenario(**{"num_gpu_blocks": 4000, **(scenario or {})})
     pace = Simulation(**{"time_scale": 10.0, **(simulation or {})})
-    server = ServerOptions(MODEL, **options)
-    server.check()
+    server = ServeOptions(model=MODEL, **options)
     return simulated_replica(chosen, chosen.step_costs(), PackedTokenizer(), server, pace)
 
 

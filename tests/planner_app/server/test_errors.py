@@ -85,7 +85,7 @@ def test_what_is_not_json_and_paths_that_are_not_there_are_refused(server: Any) 
 
 
 def test_long_and_slow_bodies_are_refused(serve: Any) -> None:
-    one = serve(max_body_bytes=1000, body_timeout_s=0.3)
+    one = serve(max_body_bytes=1000, body_timeout=0.3)
     with one.client() as http:
         assert error_of(http.post("/v1/completions", json={"prompt": "x" * 2000}))["code"] == 413
 

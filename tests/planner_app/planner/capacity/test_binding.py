@@ -4,9 +4,9 @@ import pytest
 from pagecast.planner_app.planner.capacity import binding as module
 from pagecast.planner_app.planner.capacity.binding import LIMITS, Binding, LimitTest, _choose
 from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion
+from pagecast.planner_app.planner.capacity.options import PlanOptions
 from pagecast.planner_app.planner.capacity.users import Load
 from pagecast.planner_app.planner.execution.executor import Serial
-from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 
@@ -69,7 +69,7 @@ def test_the_share_of_kv_in_use_is_of_what_sequences_may_hold(profile):
     scenario = Scenario(
         model="google/gemma-3-27b-it", profile=profile, costs="roofline", num_gpu_blocks=8000, max_num_seqs=64
     )
-    question = CapacityQuestion(read("chat", limit=150), scenario, Slo.parse("queue_p99<100ms"))
+    question = CapacityQuestion(read("chat", limit=150), scenario, PlanOptions(slo="queue_p99<100ms"))
     tested = module.binding(question, Load("concurrency", 48), Serial())
     peak = question.serve(Load("concurrency", 48)).result.summary["peak_kv_usage"]
     assert tested.full["kv"] > 0.5
@@ -79,7 +79,7 @@ def test_the_share_of_kv_in_use_is_of_what_sequences_may_hold(profile):
 def at_16_users(slo):
     """What binds with 16 users and room for 4 of them at once, whatever broke just above the answer."""
     scenario = Scenario(max_num_seqs=4, costs="roofline")
-    question = CapacityQuestion(read("chat", limit=120), scenario, Slo.parse(slo), most_requests=120)
+    question = CapacityQuestion(read("chat", limit=120), scenario, PlanOptions(slo=slo, most_requests=120))
     return module.binding(question, Load("concurrency", 16), Serial())
 
 
@@ -109,7 +109,7 @@ def test_infinite_latencies_are_told_apart_by_the_share_that_is_not_served():
     trace.requests["arrival_s"] *= 1.5
     trace.requests["cancel_after_s"] = 8.0
     scenario = Scenario(costs="roofline", num_gpu_blocks=600)
-    question = CapacityQuestion(trace, scenario, Slo.parse("ttft_p99<2s"), rate=1.0)
+    question = CapacityQuestion(trace, scenario, PlanOptions(slo="ttft_p99<2s"), rate=1.0)
     found = module.binding(question, Load("rate", 4.0), Serial())
     assert "at 25% more load ttft_p99 is infinite, and " in found.why
     assert "% of the requests are not served" in found.why

@@ -11,12 +11,14 @@ from pagecast.planner_app.planner.capacity.bisection import (
     GROWTH,
     Ask,
     CapacityQuestion,
+    Draws,
     interval,
     largest,
     settle,
     width_error,
 )
 from pagecast.planner_app.planner.capacity.lasting import Lasting, serve_long
+from pagecast.planner_app.planner.capacity.options import PlanOptions
 from pagecast.planner_app.planner.capacity.planning import plan
 from pagecast.planner_app.planner.capacity.users import (
     Load,
@@ -28,6 +30,7 @@ from pagecast.planner_app.planner.capacity.users import (
 )
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.costs.step_costs import FEMTO, DecodeLine
+from pagecast.sim.replay.resample import resample
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import scale
 from pagecast.traces.read import read
@@ -112,17 +115,15 @@ def poisson(count, rate, seed=0):
     return Trace("poisson", table({**columns, "output_tokens": np.ones(count)}))
 
 
-def single_server(trace, slo, **options):
+def single_server(trace, slo, workload=resample, **options):
     scenario = Scenario(num_gpu_blocks=1000, max_num_seqs=1, async_scheduling=False)
     return plan(
         trace,
         scenario,
-        Slo.parse(slo),
-        kinds=("rate",),
-        costs=Constant(),
-        draw_costs=False,
-        explain=False,
-        **{"most_requests": 3000, "replicates": 5, **options},
+        PlanOptions(
+            slo=slo, kinds=("rate",), explain=False, **{"most_requests": 3000, "replicates": 5, **options}
+        ),
+        draws=Draws(Constant(), False, workload),
     ).answers["rate"]
 
 
@@ -162,7 +163,10 @@ def test_an_interval_of_rates_does_not_depend_on_the_rates_of_the_draws_themselv
 def test_every_draw_of_a_plan_accepts_draft_tokens_by_chances_of_its_own():
     scenario = Scenario.make({"speculative_config": "eagle:3:0.6"})
     question = CapacityQuestion(
-        read("chat", limit=60), scenario, Slo.parse("tpot_p95<20ms"), most_users=2, draw_costs=False
+        read("chat", limit=60),
+        scenario,
+        PlanOptions(slo="tpot_p95<20ms", most_users=2),
+        draws=Draws(draw_costs=False),
     )
     spreads = [question.search(Ask("concurrency", draw)) for draw in (0, 0, 1, 2)]
     rates = [search.tried[0].output_tokens_per_s for search in spreads]
@@ -190,7 +194,9 @@ def test_a_pool_that_fits_so_many_sequences_admits_so_many(sequences):
     """Prompts of 160 tokens and answers of 97 end with 16 blocks; one sequence more waits or preempts."""
     scenario = Scenario(num_gpu_blocks=16 * sequences, costs="roofline")
     result = plan(
-        equal(100, 160, 97), scenario, Slo.parse("queue_p99<100ms"), kinds=("concurrency",), replicates=5
+        equal(100, 160, 97),
+        scenario,
+        PlanOptions(slo="queue_p99<100ms", kinds=("concurrency",), replicates=5),
     )
     answer = result.concurrency
     assert (answer.value, answer.low, answer.high) == pytest.approx((sequences,) * 3)
@@ -204,12 +210,14 @@ def test_preemptions_are_held_to_their_rate():
         plan(
             equal(100, 160, 97),
             scenario,
-            level,
-            kinds=("concurrency",),
-            replicates=0,
-            explain=False,
-            max_preemption_rate=rate,
-            most_users=64,
+            PlanOptions(
+                slo=level.text,
+                kinds=("concurrency",),
+                replicates=0,
+                explain=False,
+                max_preemption_rate=rate,
+                most_users=64,
+            ),
         ).concurrency
         for rate in (0.0, 10.0)
     ]
@@ -222,7 +230,9 @@ def test_preemptions_are_held_to_their_rate():
 def test_the_batch_size_binds_where_requests_wait_for_a_place():
     scenario = Scenario(num_gpu_blocks=10_000, max_num_seqs=12, costs="roofline")
     result = plan(
-        equal(100, 160, 97), scenario, Slo.parse("queue_p99<100ms"), kinds=("concurrency",), replicates=0
+        equal(100, 160, 97),
+        scenario,
+        PlanOptions(slo="queue_p99<100ms", kinds=("concurrency",), replicates=0),
     )
     assert result.concurrency.value == 12
     assert result.concurrency.binding.limit == "batch size"
@@ -235,11 +245,8 @@ def test_compute_binds_where_no_room_helps():
     result = plan(
         poisson(1000, 2.0),
         scenario,
-        Slo.parse("queue_p99<1s"),
-        kinds=("rate",),
-        costs=Constant(),
-        replicates=0,
-        most_requests=2000,
+        PlanOptions(slo="queue_p99<1s", kinds=("rate",), replicates=0, most_requests=2000),
+        draws=Draws(costs=Constant()),
     )
     assert 5 < result.answers["rate"].value < 10
     assert result.answers["rate"].binding.limit == "compute"
@@ -303,12 +310,8 @@ def test_a_short_load_hides_what_a_long_one_shows():
     result = plan(
         trace,
         scenario,
-        Slo.parse("ttft_p99<10s"),
-        kinds=("rate",),
-        costs=Constant(),
-        replicates=0,
-        explain=False,
-        most_requests=160,
+        PlanOptions(slo="ttft_p99<10s", kinds=("rate",), replicates=0, explain=False, most_requests=160),
+        draws=Draws(costs=Constant()),
     ).answers["rate"]
     assert 0.95 * capacity < result.value <= capacity
     short = serve(trace, scenario, Load("rate", 1.08 * capacity), costs=Constant(), most_requests=160)
@@ -336,7 +339,9 @@ def equal_at(count, rate):
 def test_think_time_lets_more_users_in():
     scenario = Scenario(num_gpu_blocks=10_000, max_num_seqs=12, costs="roofline")
     result = plan(
-        equal(200, 160, 97), scenario, Slo.parse("queue_p90<100ms"), think_s=1.0, replicates=0, explain=False
+        equal(200, 160, 97),
+        scenario,
+        PlanOptions(slo="queue_p90<100ms", think_time=1.0, replicates=0, explain=False),
     )
     assert "rate" not in result.answers
     assert "start at once" in result.notes[0]

@@ -7,9 +7,10 @@ import sys
 import pytest
 from pagecast.planner_app.cli import run
 from pagecast.planner_app.commands.plan import show
+from pagecast.planner_app.planner.capacity.options import PlanOptions
 from pagecast.planner_app.planner.capacity.planning import plan, steps
 from pagecast.planner_app.planner.execution.executor import executor
-from pagecast.planner_app.planner.slo import Slo
+from pagecast.planner_app.planner.execution.options import Many
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.bundled import resolve
@@ -27,12 +28,11 @@ def pagecast(*arguments, capsys):
 
 def planned(**where):
     updates = []
-    with executor(**where) as workers:
+    with executor(Many(**where)) as workers:
         result = plan(
             read(resolve("rag"), limit=40),
             Scenario(num_gpu_blocks=3000, max_num_seqs=8),
-            Slo.parse(SLO),
-            most_requests=40,
+            PlanOptions(slo=SLO, most_requests=40),
             run=workers,
             progress=updates.append,
         )
@@ -84,7 +84,7 @@ def test_progress_can_stop_a_plan():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        plan(read(resolve("chat"), limit=30), Scenario(), Slo.parse(SLO), replicates=0, progress=stop)
+        plan(read(resolve("chat"), limit=30), Scenario(), PlanOptions(slo=SLO, replicates=0), progress=stop)
 
 
 def test_the_table_says_what_is_admitted_what_breaks_and_what_binds_and_json_likewise(capsys, planned_once):
@@ -175,11 +175,7 @@ def test_how_many_are_rejected_is_told_of_the_whole_trace():
     result = plan(
         trace,
         Scenario(max_model_len=longest - 1),
-        Slo.parse(SLO),
-        kinds=("concurrency",),
-        replicates=0,
-        explain=False,
-        most_requests=40,
+        PlanOptions(slo=SLO, kinds=("concurrency",), replicates=0, explain=False, most_requests=40),
     )
     assert "1 of 40 requests (2.5%) are rejected" in result.rejects
 
@@ -212,7 +208,7 @@ def test_the_rate_is_said_to_have_lasted(by_one, capsys):
         (["--slo", "ttft_p99<2s", "--most-users", "0"], "most-users"),
         (
             ["--slo", "ttft_p99<2s", "--max-preemption-rate", "inf"],
-            "the most preemptions per request: inf was given; it takes a finite number from 0 on",
+            "--max-preemption-rate is inf; it must be a finite number",
         ),
         (["--slo", "ttft_p99<2s", "--think-time", "-1"], "think-time"),
         (["--slo", "ttft_p99<2s", "--report", "/nowhere/at/all.html"], "--report"),
@@ -230,7 +226,7 @@ def test_a_bad_option_is_one_line_with_a_way_out(options, words, capsys):
 def test_a_rate_asked_of_a_trace_without_times_is_refused():
     trace = read(resolve("chat"), limit=1)
     with pytest.raises(BadInput, match="start at once"):
-        plan(trace, Scenario(), Slo.parse(SLO), kinds=("rate",), replicates=0)
+        plan(trace, Scenario(), PlanOptions(slo=SLO, kinds=("rate",), replicates=0))
 
 
 def test_help_of_other_commands_loads_no_planner():

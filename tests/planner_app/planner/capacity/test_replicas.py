@@ -79,7 +79,7 @@ def test_a_plan_tells_the_replicas_for_the_traces_rate_or_one_that_is_given(caps
 
 def test_no_rate_to_tell_replicas_for_is_refused(capsys):
     assert run(["plan", *SMALL, "--replicas-for", "0"]) == 2
-    assert "the rate to tell replicas for is 0.0; it must be above 0" in capsys.readouterr().err
+    assert "--replicas-for is 0.0; it must be above 0" in capsys.readouterr().err
 
 
 def test_a_plan_says_first_what_is_never_served(capsys):

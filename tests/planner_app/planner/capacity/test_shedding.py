@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion
+from pagecast.planner_app.planner.capacity.options import PlanOptions
 from pagecast.planner_app.planner.capacity.planning import plan
 from pagecast.planner_app.planner.capacity.users import Load, enough_for, serve
 from pagecast.planner_app.planner.served import RequestCounts
@@ -34,7 +35,7 @@ def shedding(seconds):
 
 def planned(scenario, kind="concurrency", **options):
     options = {"most_requests": COUNT, "replicates": 0, "explain": False, "most_users": 64} | options
-    return plan(of_lengths(), scenario, SLO, kinds=[kind], **options)
+    return plan(of_lengths(), scenario, PlanOptions(slo=SLO.text, kinds=[kind], **options))
 
 
 class Ramp(ClosedLoop):
@@ -98,7 +99,7 @@ def test_users_of_sessions_go_on_with_their_next_turns():
     turn = np.arange(COUNT) % 4
     after = np.where(turn, np.arange(COUNT) - 1, -1)
     trace = of_lengths(after=after, session=[f"s{row // 4}" for row in range(COUNT)])
-    question = CapacityQuestion(trace, shedding(0.3), SLO, most_requests=COUNT)
+    question = CapacityQuestion(trace, shedding(0.3), PlanOptions(slo=SLO.text, most_requests=COUNT))
     load = Load("concurrency", 24)
     trial = question.judge(load, question.serve(load))
     assert not trial.holds

@@ -8,7 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from pagecast.planner_app.cli import run
+from pagecast.planner_app.planner.execution.executor import executor
+from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.fleet.knobs import fleet_at
+from pagecast.planner_app.planner.sweep.options import SweepOptions
 from pagecast.planner_app.planner.sweep.question import SweepQuestion
 from pagecast.planner_app.planner.sweep.space import parse_space
 from pagecast.planner_app.planner.sweep.study import sweep
@@ -33,17 +36,25 @@ DRAFT_MODEL = {
 }
 
 
+def swept(many, *arguments, **options):
+    """A sweep whose replays run where `many` says."""
+    with executor(many) as run:
+        return sweep(*arguments, run=run, **options)
+
+
 def asked(settings, fleet=None, scenario=SCENARIO, **options):
-    space = parse_space(settings, scenario, fleet=True)
+    space = settings
     trace = read("chat", limit=120)
-    return SweepQuestion(trace, scenario, space, fleet=fleet or FleetSettings(), **options)
+    return SweepQuestion(
+        trace, scenario, SweepOptions(settings=space, **options), fleet=fleet or FleetSettings()
+    )
 
 
 def test_each_trial_is_the_replay_of_its_fleet_and_costs_what_its_gpus_do():
     question = asked(
         ["replicas=2,3", "router=round-robin,cost", "prefill_replicas=0,2"], prices={"L40S": 2.0}
     )
-    table = sweep(question, workers=1).table
+    table = sweep(question).table
     assert len(table) == 8
     row = table[(table["replicas"] == 3) & (table["router"] == "cost") & (table["prefill_replicas"] == 2)]
     fleet = fleet_at(FleetSettings(), {"replicas": 3, "router": "cost", "prefill_replicas": 2})
@@ -66,17 +77,17 @@ def test_a_dask_cluster_gives_the_same_table_of_fleets_and_the_same_plan(capsys)
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
     ) as cluster:
-        table = sweep(question, cluster=cluster.scheduler_address).table
+        table = swept(Many(cluster=cluster.scheduler_address), question).table
         assert run([*plan, "--cluster", cluster.scheduler_address]) == 0
         there = json.loads(capsys.readouterr().out)
-    pd.testing.assert_frame_equal(table, sweep(question, workers=1).table)
+    pd.testing.assert_frame_equal(table, sweep(question).table)
     assert run([*plan, "--workers", "1"]) == 0
     assert json.loads(capsys.readouterr().out) == there
 
 
 def test_the_cheapest_fleet_has_the_fewest_gpus_that_meet_the_slo():
     slow = Scenario(gpu="L4", costs="roofline")
-    result = sweep(asked(["replicas=1:4:1"], scenario=slow, slo="ttft_p90<1s"), workers=1)
+    result = sweep(asked(["replicas=1:4:1"], scenario=slow, slo="ttft_p90<1s"))
     meets = result.table[result.table["meets"]]
     assert 0 < len(meets) < 4
     assert result.cheapest["replicas"] == meets["replicas"].min()
@@ -88,7 +99,7 @@ def test_a_fleet_that_lost_its_replica_is_not_said_to_have_too_high_a_load(shed)
     """Shedding is named only where it is a reason of rejections."""
     fleet = FleetSettings.make({"incidents": [{"at_s": 5.0, "replica": "replica-0"}], "retries": {"most": 0}})
     scenario = Scenario(gpu="L40S", costs="roofline", shed_ttft_s=shed)
-    text = answer(sweep(asked(["max_num_seqs=8,16"], fleet, scenario=scenario), workers=1))
+    text = answer(sweep(asked(["max_num_seqs=8,16"], fleet, scenario=scenario)))
     assert text.startswith("no scenario of the space serves every request: max_num_seqs=")
     assert "the load is too high" not in text
     assert "--shed-ttft-s" not in text
@@ -100,7 +111,7 @@ def test_a_fleet_that_sheds_is_said_to_have_too_high_a_load_also_by_a_study_that
     scenario = Scenario(gpu="L4", costs="roofline", shed_ttft_s=0.1)
     question = asked(["replicas=1,2"], scenario=scenario)
     for replayed in (2, 0):
-        result = sweep(question, out=tmp_path / "study", workers=1)
+        result = sweep(question, out=tmp_path / "study")
         assert result.replayed == replayed
         text = answer(result)
         assert "the load is too high, and replicas=" in text
@@ -112,11 +123,11 @@ def test_a_fleet_that_sheds_is_said_to_have_too_high_a_load_also_by_a_study_that
 def test_a_study_of_an_earlier_version_does_not_tell_why_requests_were_rejected(tmp_path):
     scenario = Scenario(gpu="L4", costs="roofline", shed_ttft_s=0.1)
     question = asked(["replicas=1,2"], scenario=scenario)
-    sweep(question, out=tmp_path / "study", workers=1)
+    sweep(question, out=tmp_path / "study")
     with sqlite3.connect(tmp_path / "study" / "study.sqlite") as database:
         database.execute("ALTER TABLE trials DROP COLUMN rejections")
     database.close()
-    again = sweep(question, out=tmp_path / "study", workers=1)
+    again = sweep(question, out=tmp_path / "study")
     assert again.replayed == 0
     assert answer(again).endswith("A `pagecast replay` of it tells the reasons.")
 
@@ -125,7 +136,7 @@ def test_a_fleet_over_time_goes_by_the_gpus_it_held():
     scaling = {"metric": "queue", "target": 1.0, "most": 3, "every_s": 1.0, "down_after_s": 5.0}
     startup = {"engine_s": 0.1, "disk_bytes_per_s": 1e12}
     fleet = FleetSettings.make({"scaling": scaling, "startup": startup})
-    result = sweep(asked(["max_num_seqs=4,64"], fleet, prices={"L40S": 2.0}), workers=1)
+    result = sweep(asked(["max_num_seqs=4,64"], fleet, prices={"L40S": 2.0}))
     for _, row in result.table.iterrows():
         assert 1 <= row["gpus"] <= 3
         assert 2.0 <= row["usd_per_hour"] <= 2.0 * row["gpus"] + 1e-9
@@ -139,7 +150,7 @@ def test_a_fleet_is_priced_with_the_gpus_of_its_rollout_too():
         asked(["max_num_seqs=8"], fleet, prices={"L40S": 2.0})
     question = asked(["max_num_seqs=8"], fleet, prices={"L40S": 2.0, "H100": 4.0})
     assert question.gpus == ("L40S", "H100 SXM")
-    [hourly] = sweep(question, workers=1).table["usd_per_hour"]
+    [hourly] = sweep(question).table["usd_per_hour"]
     assert 2.0 < hourly < 2.0 + 4.0
 
 
@@ -163,10 +174,10 @@ def test_knobs_of_a_fleet_are_no_fields_of_a_scenario():
 
 def test_gpu_hours_are_an_objective_of_fleets_alone():
     trace = read("chat", limit=10)
-    space = parse_space(["block_size=16,32"], SCENARIO)
+    space = ["block_size=16,32"]
     with pytest.raises(BadInput, match="of fleets"):
-        SweepQuestion(trace, SCENARIO, space, objectives=("gpu_hours",))
-    table = sweep(asked(["replicas=1,2"], objectives=("gpu_hours", "ttft_p99_s")), workers=1).table
+        SweepQuestion(trace, SCENARIO, SweepOptions(settings=space, objective=("gpu_hours",)))
+    table = sweep(asked(["replicas=1,2"], objectives=("gpu_hours", "ttft_p99_s"))).table
     assert table["gpu_hours"].is_monotonic_increasing
 
 
@@ -199,17 +210,17 @@ def test_trials_are_not_reused_once_a_file_of_a_fleets_scenario_has_changed(part
         scenario = Scenario(costs="roofline", async_scheduling=False)
         return asked(["max_num_seqs=8,16"], FleetSettings.make(fields[part]), scenario)
 
-    assert sweep(question(1), out=tmp_path / "study", workers=1).replayed == 2
-    assert sweep(question(1), out=tmp_path / "study", workers=1).replayed == 0
+    assert sweep(question(1), out=tmp_path / "study").replayed == 2
+    assert sweep(question(1), out=tmp_path / "study").replayed == 0
     with pytest.raises(BadInput, match="holds a study of another files"):
-        sweep(question(2), out=tmp_path / "study", workers=1)
+        sweep(question(2), out=tmp_path / "study")
 
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_the_error_to_expect_is_that_of_the_fleets_own_step_costs(mixed, tmp_path):
     own = {"scenario": {"costs": calibration(tmp_path, 1)}}
     fleet = FleetSettings.make({"groups": [own, {}] if mixed else [own]})
-    result = sweep(asked(["max_num_seqs=8"], fleet, Scenario(costs="roofline")), workers=1)
+    result = sweep(asked(["max_num_seqs=8"], fleet, Scenario(costs="roofline")))
     [use] = used(result)
     assert "Step costs fitted to" in use.expected_error
     assert ("Roofline costs" in use.expected_error) is mixed

@@ -15,9 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.planner_app.cli import run as pagecast
+from pagecast.planner_app.planner.execution.executor import executor
+from pagecast.planner_app.planner.execution.options import Many
+from pagecast.planner_app.planner.sweep.options import SweepOptions
 from pagecast.planner_app.planner.sweep.pareto import front
 from pagecast.planner_app.planner.sweep.question import SweepQuestion
-from pagecast.planner_app.planner.sweep.space import parse_space
 from pagecast.planner_app.planner.sweep.study import sweep
 from pagecast.planner_app.reports.style import caption_of
 from pagecast.planner_app.reports.sweep_charts import against_knob
@@ -31,6 +33,12 @@ GRID = ["tensor_parallel_size=1,2", "kv_tokens=4000:32000:7000", "block_size=16,
 LEVEL = "ttft_p99<4s,goodput(ttft<2s,tpot<20ms)>0.95"
 
 
+def swept(many, *arguments, **options):
+    """A sweep whose replays run where `many` says."""
+    with executor(many) as run:
+        return sweep(*arguments, run=run, **options)
+
+
 @pytest.fixture(scope="module")
 def chat():
     return read(resolve("chat"), limit=200)
@@ -38,13 +46,13 @@ def chat():
 
 def asked(trace, settings=GRID, scenario=None, **options):
     scenario = scenario or Scenario(costs="roofline")
-    return SweepQuestion(trace, scenario, parse_space(settings, scenario), **options)
+    return SweepQuestion(trace, scenario, SweepOptions(settings=settings, **options))
 
 
 @pytest.fixture(scope="module")
 def reference(chat):
     """The grid's table, one trial after another in this process."""
-    return sweep(asked(chat, slo=LEVEL, prices={"H200": 4.0}), workers=1)
+    return sweep(asked(chat, slo=LEVEL, prices={"H200": 4.0}))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +64,7 @@ def reference(chat):
     ],
 )
 def test_objectives_are_sought_in_the_direction_that_is_better(chat, objective, setting, best):
-    result = sweep(asked(chat, [setting], objectives=(objective,)), workers=1)
+    result = sweep(asked(chat, [setting], objectives=(objective,)))
     knob = setting.partition("=")[0]
     assert [str(value) for value in result.front[knob]] == [best]
     chart = against_knob(result.table, knob, [objective])
@@ -87,23 +95,23 @@ def test_each_row_is_the_replay_of_its_scenario_and_the_cheapest_meets_the_slo(c
 
 
 def test_a_scenario_that_cannot_run_has_a_reason_and_one_that_rejects_is_no_answer(chat):
-    result = sweep(asked(chat, ["num_gpu_blocks=20,4000"]), workers=1)
+    result = sweep(asked(chat, ["num_gpu_blocks=20,4000"]))
     assert result.table["rejected"].tolist()[0] > 0
     assert result.table["meets"].tolist() == [False, True]
-    tight = sweep(asked(chat, ["gpu_memory_utilization=0.1,0.9"]), workers=1)
+    tight = sweep(asked(chat, ["gpu_memory_utilization=0.1,0.9"]))
     assert "leaves no room for a KV cache" in tight.table["reason"][0]
     assert tight.cheapest["number"] == 1
     with pytest.raises(BadInput, match="no scenario of the space can run"):
-        sweep(asked(chat, ["gpu_memory_utilization=0.05,0.1"]), workers=1)
+        sweep(asked(chat, ["gpu_memory_utilization=0.05,0.1"]))
 
 
 @pytest.mark.slow
 def test_workers_change_nothing_in_a_grid_or_a_search(chat, reference):
-    again = sweep(reference.question, workers=2)
+    again = swept(Many(workers=2), reference.question)
     assert again.table.equals(reference.table)
     pytest.importorskip("optuna")
     question = asked(chat, ["block_size=8:64:8", "kv_tokens=8000:60000"], trials=13, generation=6)
-    one, two = (sweep(question, workers=workers) for workers in (1, 2))
+    one, two = (swept(Many(workers=workers), question) for workers in (1, 2))
     assert one.table.equals(two.table)
     assert len(one.table) == 13
     longer = sweep(asked(chat, ["block_size=8:64:8", "kv_tokens=8000:60000"], trials=18, generation=6))
@@ -121,7 +129,7 @@ def test_workers_change_nothing_in_a_grid_or_a_search(chat, reference):
 def test_a_search_ends_when_the_space_is_used_up_and_finds_the_best(chat, reference):
     pytest.importorskip("optuna")
     question = asked(chat, slo=LEVEL, prices={"H200": 4.0}, trials=100, generation=8)
-    result = sweep(question, workers=1)
+    result = sweep(question)
     assert len(result.table) == 20
     same = ["usd_per_hour", "margin", "ttft_p99_s", *result.knobs]
     assert {name: result.cheapest[name] for name in same} == {name: reference.cheapest[name] for name in same}
@@ -129,12 +137,10 @@ def test_a_search_ends_when_the_space_is_used_up_and_finds_the_best(chat, refere
 
 def test_a_stopped_sweep_goes_on(chat, reference, tmp_path):
     done = []
-    part = sweep(
-        reference.question, out=tmp_path, workers=1, progress=done.append, stop=lambda: max(done) >= 7
-    )
+    part = sweep(reference.question, out=tmp_path, progress=done.append, stop=lambda: max(done) >= 7)
     assert not part.complete
     assert len(part.table) == 7
-    rest = sweep(reference.question, out=tmp_path, workers=1)
+    rest = swept(Many(workers=2), reference.question, out=tmp_path)
     assert rest.complete and rest.replayed == 13
     assert rest.table.equals(reference.table)
     assert sweep(reference.question, out=tmp_path).replayed == 0
@@ -172,7 +178,7 @@ def test_a_dask_worker_killed_in_the_middle_changes_nothing(reference, dask_clus
         if done == 6:
             os.kill(workers[0].pid, signal.SIGKILL)
 
-    result = sweep(reference.question, cluster=address, progress=kill)
+    result = swept(Many(cluster=address), reference.question, progress=kill)
     assert workers[0].wait(10) == -signal.SIGKILL
     assert result.table.equals(reference.table)
 
@@ -185,7 +191,7 @@ def test_a_scheduler_killed_in_the_middle_is_told_and_what_is_done_is_kept(refer
             scheduler.kill()
 
     with pytest.raises(BadInput, match="the scheduler has gone; start it and run again"):
-        sweep(reference.question, out=tmp_path / "study", cluster=address, progress=kill)
+        swept(Many(cluster=address), reference.question, out=tmp_path / "study", progress=kill)
     assert trials_in(tmp_path / "study") >= 3
 
 
@@ -266,9 +272,9 @@ def test_a_broken_study_and_one_in_use_are_told(chat, tmp_path):
     def again(done):
         if done == 1:
             with pytest.raises(BadInput, match="another pagecast is at work"):
-                sweep(question, out=busy, workers=1)
+                sweep(question, out=busy)
 
-    assert sweep(question, out=busy, workers=1, progress=again).complete
+    assert sweep(question, out=busy, progress=again).complete
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "study.sqlite").write_bytes(b"not a database" * 100)
@@ -288,7 +294,7 @@ def test_a_broken_study_and_one_in_use_are_told(chat, tmp_path):
         (["--objective", "speed"], "--objective speed"),
         (["--objective", "usd_per_hour"], "needs prices"),
         (["--slo", "ttft<1s"], "SLO term"),
-        (["--search", "0"], "at least 1 trial"),
+        (["--search", "0"], "'--search': 0 is not in the range"),
         (["--set", "kv_tokens=1000:2000"], "a grid needs a step"),
         (["--cluster", "tcp://127.0.0.1:9"], "can't be reached"),
     ],
@@ -346,10 +352,10 @@ def test_step_costs_are_named_and_where_they_differ_it_is_said(tmp_path, capsys)
 def test_a_study_from_before_trials_told_their_costs_goes_on(chat, reference, tmp_path):
     done = []
     question = reference.question
-    sweep(question, out=tmp_path, workers=1, progress=done.append, stop=lambda: max(done) >= 3)
+    sweep(question, out=tmp_path, progress=done.append, stop=lambda: max(done) >= 3)
     with sqlite3.connect(tmp_path / "study.sqlite") as database:
         database.execute("ALTER TABLE trials DROP COLUMN costs")
-    result = sweep(question, out=tmp_path, workers=1)
+    result = sweep(question, out=tmp_path)
     assert result.table.drop(columns="step_costs").equals(reference.table.drop(columns="step_costs"))
     assert result.table["step_costs"].tolist() == [*[""] * 3, *["roofline"] * 17]
 

@@ -8,10 +8,13 @@ import pandas as pd
 import pytest
 from pagecast.planner_app.cli import run as pagecast
 from pagecast.planner_app.commands.tune import as_dict
+from pagecast.planner_app.planner.execution.executor import executor
+from pagecast.planner_app.planner.execution.options import Many
+from pagecast.planner_app.planner.sweep.options import SweepOptions
 from pagecast.planner_app.planner.sweep.question import SweepQuestion
-from pagecast.planner_app.planner.sweep.space import parse_space
 from pagecast.planner_app.planner.sweep.study import sweep
-from pagecast.planner_app.planner.tune.knobs import recommend, tune_block_size, tune_hbm_budget
+from pagecast.planner_app.planner.tune.knobs import budget_knob, recommend, tune
+from pagecast.planner_app.planner.tune.options import TuneOptions
 from pagecast.planner_app.planner.tune.tables import admits, cannot_run, tables
 from pagecast.planner_app.reports.html_page import plain_figures
 from pagecast.planner_app.reports.tune_report import tune_report
@@ -26,13 +29,19 @@ from pagecast.traces.read import read
 from pagecast.traces.schema import Trace, table
 
 
+def tuned_by(many, *arguments, **options):
+    """A tuning whose replays run where `many` says."""
+    with executor(many) as run:
+        return tune(*arguments, run=run, **options)
+
+
 @pytest.fixture(scope="module")
 def chat():
     return read(resolve("chat"), limit=100)
 
 
 def test_larger_blocks_waste_more_and_hold_shorter_tables(chat):
-    tuned = tune_block_size(chat, Scenario(costs="roofline"), "8,32,128", concurrency=False, workers=1)
+    tuned = tune(chat, Scenario(costs="roofline"), "block_size", TuneOptions(values="8,32,128", static=True))
     table = tuned.table.set_index("block_size")
     assert table["tail_waste_tokens"].is_monotonic_increasing
     assert table["table_entries"].is_monotonic_decreasing
@@ -49,7 +58,7 @@ def test_a_pool_of_exactly_four_sequences_admits_four():
     columns = {"arrival_s": [0.0] * 40, "input_tokens": [33] * 40, "output_tokens": [32] * 40}
     trace = Trace("even", table(columns))
     scenario = Scenario(costs="roofline", num_gpu_blocks=16)
-    result = tune_block_size(trace, scenario, "16", workers=1).table
+    result = tune(trace, scenario, "block_size", TuneOptions(values="16")).table
     assert result["admissible_concurrency"].tolist() == [4]
 
 
@@ -59,11 +68,11 @@ def test_users_beyond_the_batch_are_admitted_where_the_level_lets_them_wait():
     trace, scenario = Trace("even", table(columns)), Scenario(costs="roofline", max_num_seqs=4)
     alone = replay(trace, scenario, arrivals=partial(ClosedLoop, users=1), keep_steps=False)
     answer_s = alone.summary["e2e_s"]["max"]
-    some = tune_block_size(trace, scenario, "16", slo=f"e2e_p99<{2.6 * answer_s:.4f}s", workers=1)
+    some = tune(trace, scenario, "block_size", TuneOptions(values="16", slo=f"e2e_p99<{2.6 * answer_s:.4f}s"))
     assert 4 < some.table["admissible_concurrency"][0] < 16
     assert not some.table["admissible_at_limit"][0] and admits(some) == ""
     for slo, most, why in (("", 4, "more would only wait"), ("e2e_p99<60s", 16, "4 times max_num_seqs (4)")):
-        tuned = tune_block_size(trace, scenario, "16", slo=slo, workers=1)
+        tuned = tune(trace, scenario, "block_size", TuneOptions(values="16", slo=slo))
         header, rows = tables(tuned)[-1]
         assert dict(zip(header, rows[0], strict=True))["admits (closed loop)"] == f">= {most}"
         assert why in admits(tuned)
@@ -73,14 +82,22 @@ def test_a_limit_that_every_setting_reaches_is_not_drawn():
     pytest.importorskip("plotly")
     columns = {"arrival_s": [0.0] * 40, "input_tokens": [33] * 40, "output_tokens": [32] * 40}
     scenario = Scenario(costs="roofline", max_num_seqs=4)
-    page = tune_report(tune_block_size(Trace("even", table(columns)), scenario, "16,32", workers=1))
+    page = tune_report(
+        tune(Trace("even", table(columns)), scenario, "block_size", TuneOptions(values="16,32"))
+    )
     names = [series["name"] for figure in plain_figures(page) for series in figure["data"]]
     assert "static concurrency" in names and "admissible concurrency" not in names
 
 
 def test_more_hbm_never_has_fewer_hits_here_and_the_least_that_is_enough_is_recommended(chat):
     scenario = Scenario(costs="roofline", gpu="RTX 4090", model="Qwen/Qwen3-0.6B")
-    tuned = tune_hbm_budget(chat, scenario, "0.01,0.1:0.9:0.2", concurrency=False, workers=1)
+    tuned = tuned_by(
+        Many(workers=2),
+        chat,
+        scenario,
+        budget_knob(scenario),
+        TuneOptions(values="0.01,0.1:0.9:0.2", static=True),
+    )
     ran = tuned.table[tuned.table["reason"] == ""]
     assert "leaves no room for a KV cache" in tuned.table["reason"].iloc[0]
     assert ran["kv_gib"].is_monotonic_increasing
@@ -94,7 +111,7 @@ def test_more_hbm_never_has_fewer_hits_here_and_the_least_that_is_enough_is_reco
 
 @pytest.mark.parametrize("values", ["16,32", "32,16"])
 def test_the_order_in_which_block_sizes_are_written_does_not_matter(chat, values):
-    tuned = tune_block_size(chat, Scenario(costs="roofline"), values, concurrency=False, workers=1)
+    tuned = tune(chat, Scenario(costs="roofline"), "block_size", TuneOptions(values=values, static=True))
     assert tuned.table["block_size"].tolist() == [16, 32]
     assert tuned.recommended == 32
     assert "Nothing larger that runs was tried" in tuned.reason
@@ -102,7 +119,12 @@ def test_the_order_in_which_block_sizes_are_written_does_not_matter(chat, values
 
 @pytest.mark.parametrize("values", ["0.6,0.9", "0.9,0.6"])
 def test_the_order_in_which_budgets_are_written_does_not_matter(chat, values):
-    tuned = tune_hbm_budget(chat, Scenario(costs="roofline"), values, concurrency=False, workers=1)
+    tuned = tune(
+        chat,
+        Scenario(costs="roofline"),
+        budget_knob(Scenario(costs="roofline")),
+        TuneOptions(values=values, static=True),
+    )
     assert tuned.table["gpu_memory_utilization"].tolist() == [0.6, 0.9]
     assert tuned.recommended == 0.6
     assert "Nothing smaller that runs was tried" in tuned.reason
@@ -141,7 +163,7 @@ def rows(**columns):
 )
 def test_the_largest_block_that_costs_nothing_is_recommended(columns, best, sentence):
     table = rows(block_size=[16, 32, 64], **columns)
-    value, reason = recommend(table, "block_size", thrifty_is_more=True)
+    value, reason = recommend(table, "block_size")
     assert value == best
     assert sentence in reason
 
@@ -155,7 +177,7 @@ def test_a_budget_that_serves_fewer_requests_is_not_recommended_for_its_shorter_
         "cancel_after_s": [float("nan"), 4.0] * 5,
     }
     trace, scenario = Trace("pairs", table(columns)), Scenario(costs="roofline")
-    tuned = tune_hbm_budget(trace, scenario, "0.16,0.5", concurrency=False, workers=1)
+    tuned = tune(trace, scenario, budget_knob(scenario), TuneOptions(values="0.16,0.5", static=True))
     assert tuned.table["ttft_mean_s"].is_monotonic_increasing
     assert tuned.table["unserved"].tolist() == [5, 0]
     assert tuned.recommended == 0.5
@@ -166,15 +188,23 @@ def test_a_budget_that_serves_fewer_requests_is_not_recommended_for_its_shorter_
 
 
 def test_there_is_no_column_of_unserved_requests_where_all_are_served(chat):
-    tuned = tune_hbm_budget(chat, Scenario(costs="roofline"), "0.6,0.9", concurrency=False, workers=1)
+    tuned = tune(
+        chat,
+        Scenario(costs="roofline"),
+        budget_knob(Scenario(costs="roofline")),
+        TuneOptions(values="0.6,0.9", static=True),
+    )
     assert all("unserved" not in header for header, _ in tables(tuned))
 
 
 def test_workers_change_nothing_and_a_stopped_tuning_has_what_is_done(chat):
     scenario = Scenario(costs="roofline", max_num_seqs=8)
-    one, two = (tune_block_size(chat, scenario, "16,64", workers=workers) for workers in (1, 2))
+    one, two = (
+        tuned_by(Many(workers=workers), chat, scenario, "block_size", TuneOptions(values="16,64"))
+        for workers in (1, 2)
+    )
     assert one.table.equals(two.table) and one.reason == two.reason
-    part = tune_block_size(chat, scenario, "16,64", workers=1, stop=lambda: True)
+    part = tune(chat, scenario, "block_size", TuneOptions(values="16,64"), stop=lambda: True)
     assert len(part.table) == 1 and not part.complete
 
 
@@ -219,13 +249,13 @@ def test_a_mistake_is_one_line_and_exit_code_2(options, named, capsys):
 
 def test_a_fixed_cache_is_refused_for_a_budget(chat):
     with pytest.raises(BadInput, match="kv_tokens fixes the KV cache"):
-        tune_hbm_budget(chat, Scenario(kv_tokens=1000))
+        tune(chat, Scenario(kv_tokens=1000), budget_knob(Scenario(kv_tokens=1000)))
 
 
 def test_a_budget_with_which_the_engine_does_not_start_is_not_recommended(chat):
     """On an L4, 95% of the memory leaves too little for what vLLM does not count within it."""
     scenario = Scenario(gpu="L4", costs="roofline")
-    tuned = tune_hbm_budget(chat, scenario, "0.5,0.7,0.9,0.95", concurrency=False, workers=1)
+    tuned = tune(chat, scenario, budget_knob(scenario), TuneOptions(values="0.5,0.7,0.9,0.95", static=True))
     reasons = tuned.table.set_index("gpu_memory_utilization")["reason"]
     assert reasons[0.9] == ""
     assert reasons[0.95].startswith("Does not fit: with gpu_memory_utilization 0.95 ")
@@ -233,26 +263,26 @@ def test_a_budget_with_which_the_engine_does_not_start_is_not_recommended(chat):
     told = cannot_run(tuned)
     assert told.startswith("can't run: gpu_memory_utilization 0.5, 0.7: ")
     assert "; 0.95: Does not fit" in told
-    question = SweepQuestion(chat, scenario, parse_space(["gpu_memory_utilization=0.9,0.95"], scenario))
-    table = sweep(question, workers=1).table
+    question = SweepQuestion(chat, scenario, SweepOptions(settings=["gpu_memory_utilization=0.9,0.95"]))
+    table = sweep(question).table
     assert table["meets"].tolist() == [True, False]
     assert table["reason"][1].startswith("Does not fit")
 
 
 def test_a_fleet_is_asked_for_the_memory_of_each_group(chat):
     scenario = Scenario(gpu="L4", costs="roofline", gpu_memory_utilization=0.98)
-    space = parse_space(["max_num_seqs=8,16"], scenario)
+    space = ["max_num_seqs=8,16"]
     larger = FleetSettings.make({"groups": [{"scenario": {"gpu": "H200"}}]})
-    table = sweep(SweepQuestion(chat, scenario, space, fleet=larger), workers=1).table
+    table = sweep(SweepQuestion(chat, scenario, SweepOptions(settings=space), fleet=larger)).table
     assert table["reason"].tolist() == ["", ""]
     with pytest.raises(BadInput, match="Does not fit"):
-        sweep(SweepQuestion(chat, scenario, space, fleet=FleetSettings.make({})), workers=1)
+        sweep(SweepQuestion(chat, scenario, SweepOptions(settings=space), fleet=FleetSettings.make({})))
 
 
-@pytest.mark.parametrize(("tune", "values"), [(tune_block_size, "16,32"), (tune_hbm_budget, "0.6,0.9")])
-def test_no_value_is_recommended_at_which_nothing_completes(tune, values):
+@pytest.mark.parametrize("knob", ["block_size", "gpu_memory_utilization"])
+def test_no_value_is_recommended_at_which_nothing_completes(knob):
     scenario = Scenario(model="Qwen/Qwen3-0.6B", costs="roofline", max_model_len=10)
-    tuned = tune(read("chat", limit=25), scenario, values, workers=1)
+    tuned = tune(read("chat", limit=25), scenario, knob)
     assert tuned.recommended is None and not tuned.recommends
     assert tuned.reason == "no request completes at any of these values"
 
@@ -271,14 +301,19 @@ def test_a_reason_not_to_recommend_is_no_recommendation(tmp_path, capsys):
 
 
 def test_the_default_can_be_recommended(chat):
-    tuned = tune_hbm_budget(chat, Scenario(costs="roofline"), "none", concurrency=False, workers=1)
+    tuned = tune(
+        chat,
+        Scenario(costs="roofline"),
+        budget_knob(Scenario(costs="roofline")),
+        TuneOptions(values="none", static=True),
+    )
     assert tuned.recommended is None and tuned.recommends
 
 
 @pytest.mark.parametrize(("values", "chosen"), [("none,0.8", "0.8"), ("0.2,none", "none")])
 def test_the_default_beside_numbers_is_called_none(values, chosen, chat):
     scenario = Scenario(costs="roofline", gpu="L40S")
-    tuned = tune_hbm_budget(chat, scenario, values, concurrency=False, workers=1)
+    tuned = tune(chat, scenario, budget_knob(scenario), TuneOptions(values=values, static=True))
     if chosen == "none":  # as where the number is no good
         tuned = replace(tuned, recommended=None)
     assert tuned.table[tuned.knob].tolist()[-1] is None
