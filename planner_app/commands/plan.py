@@ -101,7 +101,7 @@ def _plan_replica(work: Trace, scenario: Scenario, ask: PlanOptions, many: Many)
 
     total = steps(2 if ask.think_time is None else 3, ask.replicates)
     with executor(many) as run, console.progress("searches", total) as update:
-        return plan(work, scenario, ask, run, update)
+        return plan(work, scenario, ask, run=run, progress=update)
 
 
 def _tell(result: CapacityPlan, output: Reported) -> None:

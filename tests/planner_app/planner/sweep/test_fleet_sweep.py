@@ -51,9 +51,7 @@ def asked(settings, fleet=None, scenario=SCENARIO, **options):
 
 
 def test_each_trial_is_the_replay_of_its_fleet_and_costs_what_its_gpus_do():
-    question = asked(
-        ["replicas=2,3", "router=round-robin,cost", "prefill_replicas=0,2"], prices={"L40S": 2.0}
-    )
+    question = asked(["replicas=2,3", "router=round-robin,cost", "prefill_replicas=0,2"], price={"L40S": 2.0})
     table = sweep(question).table
     assert len(table) == 8
     row = table[(table["replicas"] == 3) & (table["router"] == "cost") & (table["prefill_replicas"] == 2)]
@@ -136,7 +134,7 @@ def test_a_fleet_over_time_goes_by_the_gpus_it_held():
     scaling = {"metric": "queue", "target": 1.0, "most": 3, "every_s": 1.0, "down_after_s": 5.0}
     startup = {"engine_s": 0.1, "disk_bytes_per_s": 1e12}
     fleet = FleetSettings.make({"scaling": scaling, "startup": startup})
-    result = sweep(asked(["max_num_seqs=4,64"], fleet, prices={"L40S": 2.0}))
+    result = sweep(asked(["max_num_seqs=4,64"], fleet, price={"L40S": 2.0}))
     for _, row in result.table.iterrows():
         assert 1 <= row["gpus"] <= 3
         assert 2.0 <= row["usd_per_hour"] <= 2.0 * row["gpus"] + 1e-9
@@ -147,8 +145,8 @@ def test_a_fleet_is_priced_with_the_gpus_of_its_rollout_too():
     fields = {"rollout": {"at_s": 5, "scenario": {"gpu": "H100"}}}
     fleet = FleetSettings.make({**fields, "startup": {"engine_s": 0.1, "disk_bytes_per_s": 1e12}})
     with pytest.raises(BadInput, match="H100"):
-        asked(["max_num_seqs=8"], fleet, prices={"L40S": 2.0})
-    question = asked(["max_num_seqs=8"], fleet, prices={"L40S": 2.0, "H100": 4.0})
+        asked(["max_num_seqs=8"], fleet, price={"L40S": 2.0})
+    question = asked(["max_num_seqs=8"], fleet, price={"L40S": 2.0, "H100": 4.0})
     assert question.gpus == ("L40S", "H100 SXM")
     [hourly] = sweep(question).table["usd_per_hour"]
     assert 2.0 < hourly < 2.0 + 4.0
@@ -177,7 +175,7 @@ def test_gpu_hours_are_an_objective_of_fleets_alone():
     space = ["block_size=16,32"]
     with pytest.raises(BadInput, match="of fleets"):
         SweepQuestion(trace, SCENARIO, SweepOptions(settings=space, objective=("gpu_hours",)))
-    table = sweep(asked(["replicas=1,2"], objectives=("gpu_hours", "ttft_p99_s"))).table
+    table = sweep(asked(["replicas=1,2"], objective=("gpu_hours", "ttft_p99_s"))).table
     assert table["gpu_hours"].is_monotonic_increasing
 
 

@@ -52,7 +52,7 @@ def asked(trace, settings=GRID, scenario=None, **options):
 @pytest.fixture(scope="module")
 def reference(chat):
     """The grid's table, one trial after another in this process."""
-    return sweep(asked(chat, slo=LEVEL, prices={"H200": 4.0}))
+    return sweep(asked(chat, slo=LEVEL, price={"H200": 4.0}))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def reference(chat):
     ],
 )
 def test_objectives_are_sought_in_the_direction_that_is_better(chat, objective, setting, best):
-    result = sweep(asked(chat, [setting], objectives=(objective,)))
+    result = sweep(asked(chat, [setting], objective=(objective,)))
     knob = setting.partition("=")[0]
     assert [str(value) for value in result.front[knob]] == [best]
     chart = against_knob(result.table, knob, [objective])
@@ -110,17 +110,17 @@ def test_workers_change_nothing_in_a_grid_or_a_search(chat, reference):
     again = swept(Many(workers=2), reference.question)
     assert again.table.equals(reference.table)
     pytest.importorskip("optuna")
-    question = asked(chat, ["block_size=8:64:8", "kv_tokens=8000:60000"], trials=13, generation=6)
+    question = asked(chat, ["block_size=8:64:8", "kv_tokens=8000:60000"], search=13, generation=6)
     one, two = (swept(Many(workers=workers), question) for workers in (1, 2))
     assert one.table.equals(two.table)
     assert len(one.table) == 13
-    longer = sweep(asked(chat, ["block_size=8:64:8", "kv_tokens=8000:60000"], trials=18, generation=6))
+    longer = sweep(asked(chat, ["block_size=8:64:8", "kv_tokens=8000:60000"], search=18, generation=6))
     assert longer.table["kv_tokens"].tolist()[:13] == one.table["kv_tokens"].tolist()
     other = asked(
         chat,
         ["block_size=8:64:8", "kv_tokens=8000:60000"],
         Scenario(costs="roofline", seed=1),
-        trials=6,
+        search=6,
         generation=6,
     )
     assert sweep(other).table["kv_tokens"].tolist() != one.table["kv_tokens"].tolist()[:6]
@@ -128,7 +128,7 @@ def test_workers_change_nothing_in_a_grid_or_a_search(chat, reference):
 
 def test_a_search_ends_when_the_space_is_used_up_and_finds_the_best(chat, reference):
     pytest.importorskip("optuna")
-    question = asked(chat, slo=LEVEL, prices={"H200": 4.0}, trials=100, generation=8)
+    question = asked(chat, slo=LEVEL, price={"H200": 4.0}, search=100, generation=8)
     result = sweep(question)
     assert len(result.table) == 20
     same = ["usd_per_hour", "margin", "ttft_p99_s", *result.knobs]
@@ -294,7 +294,7 @@ def test_a_broken_study_and_one_in_use_are_told(chat, tmp_path):
         (["--objective", "speed"], "--objective speed"),
         (["--objective", "usd_per_hour"], "needs prices"),
         (["--slo", "ttft<1s"], "SLO term"),
-        (["--search", "0"], "'--search': 0 is not in the range"),
+        (["--search", "0"], "'--search'"),
         (["--set", "kv_tokens=1000:2000"], "a grid needs a step"),
         (["--cluster", "tcp://127.0.0.1:9"], "can't be reached"),
     ],
