@@ -12,7 +12,7 @@ from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.ignored_options import refuse_options
 from pagecast.planner_app.commands.output import Output, Reported
-from pagecast.planner_app.options import Flag, Options
+from pagecast.planner_app.options import Options
 from pagecast.planner_app.planner.execution.options import MOST_REPLICATES
 from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.planner_app.wording.accuracy import accuracy_sentences, as_json, blocks_sentence, expected_error
@@ -43,9 +43,6 @@ class Profiled(Options):
 class OfRun(Profiled):
     """How a recorded run is replayed, beyond what results of a benchmark can be told."""
 
-    transfer_costs: Annotated[bool, Flag(("--transfer-costs", "--transfer"))] = Field(
-        default=False, description="allow a calibration of another model or GPU, scaled"
-    )
     host_time_factor: float | None = Field(
         default=None,
         ge=0.01,
@@ -140,7 +137,6 @@ def validate_command(
             RecordedRun.load(run),
             ask.costs,
             replicates=ask.replicates,
-            transfer=of_run.transfer_costs,
             host_time_factor=of_run.host_time_factor,
             seed=ask.seed,
             progress=update,

@@ -56,8 +56,6 @@ def _roofline(f: Mapping[str, Any]) -> str:
             "where some contexts are shorter than the window and others are longer."
         )
     parts += _no_calibration(f)
-    if f["misfits"] is not None and f["transferable"]:
-        parts.append("--transfer-costs would transfer the nearest one.")
     if f["unmeasured"] is not None:
         parts.append(f"Measured operations do not cover it: {f['unmeasured']}.")
     return " ".join(parts)
@@ -123,21 +121,6 @@ def _calibrated(f: Mapping[str, Any]) -> str:
         f"{f['gpu']}."
     )
     return " ".join(parts)
-
-
-def _transferred(f: Mapping[str, Any]) -> str:
-    parts = [
-        f"Step costs transferred from {f['origin']} to {f['model']} on {f['gpu']}: expect errors of about "
-        f"{f['step_percent']:.0f}% in step time. One transfer was measured, from Qwen3-8B to Qwen3-0.6B on "
-        f"one H200: mean TPOT was {f['measured_tpot_percent']}% and mean TTFT {f['measured_ttft_percent']}% "
-        "too long."
-    ]
-    if f["windows"]:
-        parts.append(
-            "Layers with a sliding window are charged for the whole context: too much for contexts longer "
-            "than the window."
-        )
-    return " ".join((*parts, *_shared(f)))
 
 
 def _shared(f: Mapping[str, Any]) -> list[str]:
@@ -278,7 +261,6 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "measured_costs": _measured,
     "corrected_costs": _corrected,
     "calibrated_costs": _calibrated,
-    "transferred_costs": _transferred,
     "outside_fit": _outside_fit,
     "in_sample": _in_sample,
     "other_engine": _other_engine,

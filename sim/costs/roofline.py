@@ -77,9 +77,8 @@ class Roofline:
     """Costs of `model` on `tensor_parallel_size` GPUs; implements `StepCosts`.
 
     `misfits`: calibrations that do not fit, by name with the reason, None where none was looked for;
-    `unmeasured`: why measured operations do not cover the set-up; `transferable`: a calibration could be
-    carried over. Errors: `BadInput` for a tensor-parallel size or a KV
-    dtype that the model can't have.
+    `unmeasured`: why measured operations do not cover the set-up. Errors: `BadInput` for a tensor-parallel
+    size or a KV dtype that the model can't have.
     """
 
     def __init__(
@@ -91,13 +90,12 @@ class Roofline:
         kv_cache_dtype: str = "auto",
         efficiencies: Efficiencies | None = None,
         misfits: tuple[tuple[str, str], ...] | None = None,
-        transferable: bool = False,
         unmeasured: str | None = None,
     ) -> None:
         if tensor_parallel_size < 1:
             raise BadInput(f"tensor_parallel_size is {tensor_parallel_size}; it must be at least 1")
         self.name = "roofline"
-        self._misfits, self._transferable, self._unmeasured = misfits, transferable, unmeasured
+        self._misfits, self._unmeasured = misfits, unmeasured
         self.model, self.gpu, self.tensor_parallel_size = model, gpu, tensor_parallel_size
         self.efficiencies = e = efficiencies or Efficiencies()
         self._linears = model.linears(tensor_parallel_size)
@@ -178,7 +176,6 @@ class Roofline:
         return Note(
             "roofline_costs",
             misfits=self._misfits,
-            transferable=self._transferable,
             unmeasured=self._unmeasured,
             **MEASURED_ERRORS,
             unchecked_percent=UNCHECKED_PERCENT,

@@ -154,7 +154,7 @@ class Forecast:
         }
 
 
-def scenario_of(run: RecordedRun, costs: str = AUTO, *, transfer: bool = False) -> Scenario:
+def scenario_of(run: RecordedRun, costs: str = AUTO) -> Scenario:
     """The scenario a run was recorded in, from its `meta.json`.
 
     Errors: BadInput for what it lacks, and for a run on a CPU: no scenario is of one.
@@ -173,7 +173,6 @@ def scenario_of(run: RecordedRun, costs: str = AUTO, *, transfer: bool = False) 
         "gpu": run.meta["gpu"],
         "profile": str(config.get("profile", "vllm")),
         "costs": costs,
-        "transfer_costs": transfer,
         "num_gpu_blocks": limits.num_blocks,
         "block_size": config["block_size"],
         "max_num_seqs": limits.max_num_seqs,
@@ -214,7 +213,6 @@ def forecast(
     costs: str,
     *,
     replicates: int = REPLICATES,
-    transfer: bool = False,
     host_time_factor: float | None = None,
     seed: int = 0,
     workers: int | None = None,
@@ -225,7 +223,7 @@ def forecast(
     `host_time_factor`: see `Scenario`; a recording does not say it of its host.
     """
     real = measured(run)
-    recorded = scenario_of(run, costs, transfer=transfer)
+    recorded = scenario_of(run, costs)
     if host_time_factor is not None:
         recorded = recorded.changed(host_time_factor=host_time_factor)
     scenario, model = _costs_of(run, recorded)
@@ -301,7 +299,7 @@ def _costs_of(run: RecordedRun, scenario: Scenario) -> tuple[Scenario, StepCosts
     engine = run.meta.get("engine", scenario.profile)
     if scenario.costs != AUTO or engine == scenario.profile:
         return scenario, scenario.step_costs()
-    costs = choose(AUTO, replace(scenario.target(), engine=engine), transfer=scenario.transfer_costs)
+    costs = choose(AUTO, replace(scenario.target(), engine=engine))
     return scenario.changed(costs=costs.name), costs
 
 

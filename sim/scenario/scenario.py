@@ -123,7 +123,6 @@ class Scenario:
         None,
         check=_checked_engine,
     )
-    transfer_costs: bool = option("allow a calibration of another model or GPU, scaled", False)
     block_size: int = option("tokens in a KV block (vLLM: 16)", 16, ge=1)
     gpu_memory_utilization: float | None = option(
         "fraction of HBM the engine may use (vLLM: 0.9)", None, gt=0, le=1
@@ -464,7 +463,7 @@ class Scenario:
         """The cost model. Errors: BadInput for a name that is not known, or costs of something else."""
         from pagecast.sim.costs.calibration.choose import choose
 
-        return choose(self.costs, self.target(), transfer=self.transfer_costs)
+        return choose(self.costs, self.target())
 
     @property
     def on_roofline(self) -> bool:

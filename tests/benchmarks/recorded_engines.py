@@ -77,7 +77,7 @@ def latencies(requests: pd.DataFrame) -> pd.DataFrame:
 
 def scenario_for(run: RecordedRun, about: dict[str, Any], options: argparse.Namespace) -> Scenario:
     """The scenario of a recorded engine; `about` is the recording's `fleet.json`."""
-    scenario = scenario_of(run, options.costs, transfer=options.transfer)
+    scenario = scenario_of(run, options.costs)
     if Path(about["model"]).is_dir():
         return Scenario.make({**scenario.flat(), "model": about["model"]}, "fleet.json")
     return scenario
@@ -87,7 +87,7 @@ def costs_for(run: RecordedRun, scenario: Scenario) -> tuple[Scenario, StepCosts
     """The scenario and its costs. A run without a GPU needs a calibration's file; its GPU is then made up."""
     if run.meta["gpu"] != CPU:
         target = replace(scenario.target(), engine=run.meta["engine"])
-        return scenario, choose(scenario.costs, target, transfer=scenario.transfer_costs)
+        return scenario, choose(scenario.costs, target)
     costs = CalibratedCosts(load(scenario.costs), pipeline_depth=run.pipeline_depth)
     return scenario.changed(gpu="L4"), costs
 
@@ -137,7 +137,6 @@ def parsers(about: str | None, requests: int) -> tuple[argparse.ArgumentParser, 
     comparing = tasks.add_parser("forecast")
     comparing.add_argument("out")
     comparing.add_argument("--costs", default="auto", help="a calibration's file or name, auto, roofline")
-    comparing.add_argument("--transfer", action="store_true", help="allow another GPU's calibration, scaled")
     comparing.add_argument(
         "--after", type=float, default=0.0, help="compare the requests that arrive from then on, in seconds"
     )

@@ -161,7 +161,6 @@ def more_looks(kind: type[Scenario] = Scenario) -> dict[str, WidgetLook]:
     first = {
         "tensor_parallel_size": WidgetLook("selectbox", "GPUs per replica", {"options": _GPUS_EACH}),
         "costs": WidgetLook("selectbox", "Step costs", {"options": ["auto", "roofline", *sorted(shipped())]}),
-        "transfer_costs": WidgetLook("toggle", "Carry a calibration over to other models and GPUs"),
         "scheduling_policy": WidgetLook("selectbox", "Queue order", {"options": ["fcfs", "priority"]}),
         "seed": WidgetLook("number_input", "Seed", {"min_value": 0, "max_value": 2**31 - 1}),
     }

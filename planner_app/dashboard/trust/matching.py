@@ -7,14 +7,12 @@ from typing import Any
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
-from pagecast.sim.costs.calibration.file import Calibration, load, read_shipped, shipped
+from pagecast.sim.costs.calibration.file import Calibration, read_shipped, shipped
 from pagecast.sim.costs.calibration.shape import CPU, identity
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.scenario import Scenario
-
-_TRANSFERRED = ", transferred"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +26,8 @@ class Trait:
 
 
 def in_force(costs: StepCosts) -> Calibration | None:
-    """The calibration behind costs, scaled where it was carried over; None: first principles."""
+    """The calibration behind costs; None: there is none."""
     return costs.calibration if isinstance(costs, CalibratedCosts) else None
-
-
-def origin(calibration: Calibration) -> Calibration:
-    """The calibration as its file has it, where it was carried over to another set-up."""
-    name = calibration.name.removesuffix(_TRANSFERRED)
-    return load(name) if name != calibration.name and name in shipped() else calibration
 
 
 def candidates() -> dict[str, Calibration]:

@@ -8,7 +8,7 @@ from pagecast.planner_app.dashboard.shell.elements import plain, show_chart, sho
 from pagecast.planner_app.dashboard.shell.replays import result_for, trace_for
 from pagecast.planner_app.dashboard.shell.state import session
 from pagecast.planner_app.dashboard.trust import charts, recorded_run
-from pagecast.planner_app.dashboard.trust.matching import candidates, in_force, nearest, origin, traits
+from pagecast.planner_app.dashboard.trust.matching import candidates, in_force, nearest, traits
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import PagecastError
 from pagecast.sim.costs.calibration.file import Calibration
@@ -45,8 +45,6 @@ def _headline(costs: StepCosts, used: Calibration | None) -> None:
     kind = "first principles: a roofline" if used is None else "a calibration, fitted to recorded steps"
     if isinstance(costs, MeasuredCosts):
         kind = "composed of operations that were measured on this GPU"
-    if used is not None and "transferred_from" in used.made_for:
-        kind = f"a calibration of {used.made_for['transferred_from']}, carried over"
     st.markdown(f"Step costs **{plain(costs.name)}**: {plain(kind)}")
     if used is not None:
         _cards(used)
@@ -88,10 +86,10 @@ def _choose(scenario: Scenario, used: Calibration | None) -> Calibration | None:
     """The calibration to look at: the one in force, or any other that comes with pagecast."""
     calibrations = candidates()
     if used is not None:
-        calibrations = {origin(used).name: origin(used), **calibrations}
+        calibrations = {used.name: used, **calibrations}
     if not calibrations:
         return None
-    first = origin(used).name if used is not None else nearest(scenario, calibrations)
+    first = used.name if used is not None else nearest(scenario, calibrations)
     if len(calibrations) == 1:
         return calibrations[first]
     names = sorted(calibrations, key=lambda name: name != first)

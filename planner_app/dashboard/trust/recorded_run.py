@@ -42,14 +42,13 @@ class RunComparison:
     forecast: Forecast
 
 
-def compare_job(folder: str, costs: str, transfer: bool, replicates: int, *, progress: Any) -> RunComparison:
+def compare_job(folder: str, costs: str, replicates: int, *, progress: Any) -> RunComparison:
     """Reads a run and compares; `progress` gets the number of replays done. Errors: BadInput."""
     run = RecordedRun.load(folder)
     result = forecast(
         run,
         costs,
         replicates=replicates,
-        transfer=transfer,
         workers=1,
         progress=lambda done: progress((done, replicates + len(STEP_TIMES), "replays")),
     )
@@ -74,7 +73,7 @@ def render() -> None:
         )
         return
     own = session()
-    comparison = own.ask(_SLOT, ("validate", *choices), compare_job, *choices[:4])
+    comparison = own.ask(_SLOT, ("validate", *choices), compare_job, *choices[:3])
     if comparison is None:
         job = own.jobs[_SLOT]
         if job.error and not job.running:
@@ -96,19 +95,16 @@ def local_only() -> bool:
 
 def _form() -> None:
     with st.form("trust_form", border=False):
-        columns = st.columns([4, 2, 1.6, 1.2], vertical_alignment="bottom")
+        columns = st.columns([4, 2, 1.2], vertical_alignment="bottom")
         folder = columns[0].text_input(
             "Folder of a recorded run", key="trust_run", max_chars=1000, placeholder="/path/to/run"
         )
         names = ["auto", "roofline", *sorted(shipped())]
         costs = columns[1].selectbox("Step costs", names, key="trust_costs")
-        transfer = columns[2].toggle(
-            "Carry over", key="trust_transfer", help="a calibration of another model or GPU, scaled"
-        )
-        if columns[3].form_submit_button("Compare", width="stretch", type="primary") and folder.strip():
+        if columns[2].form_submit_button("Compare", width="stretch", type="primary") and folder.strip():
             session().jobs.pop(_SLOT, None)
             path = os.path.expanduser(folder.strip())
-            st.session_state[_ASKED] = (path, costs, transfer, REPLICATES, _changed_ns(path))
+            st.session_state[_ASKED] = (path, costs, REPLICATES, _changed_ns(path))
 
 
 def _changed_ns(folder: str) -> int:

@@ -6,53 +6,56 @@ the GPU) and roofline (published rates).
 
 from __future__ import annotations
 
-from math import log
-
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.file import MEASURED as HOST_MEASURED
+from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.file import Calibration, all_shipped, load
-from pagecast.sim.costs.calibration.shape import CPU, identity
+from pagecast.sim.costs.calibration.misfit import difference, misfit, misfits
+from pagecast.sim.costs.calibration.shape import CPU
 from pagecast.sim.costs.calibration.target import Target
-from pagecast.sim.costs.calibration.transfer import costs_for, difference
 from pagecast.sim.costs.measured.corrections import Corrections, read_corrections
 from pagecast.sim.costs.measured.costs import MeasuredCosts
 from pagecast.sim.costs.measured.missing import NotMeasured
 from pagecast.sim.costs.step_costs import StepCosts
-from pagecast.sim.machine.gpus import gpu as find_gpu
-from pagecast.sim.machine.models import model as find_model
 
 AUTO = "auto"
 ROOFLINE = "roofline"
 MEASURED = "measured"
-TRANSFERRED = ", transferred"  # what the name of carried costs ends in
+_OTHERS = "calibrate this set-up, or give --costs measured or auto"
 
 
-def choose(name: str, target: Target, *, transfer: bool = False) -> StepCosts:
+def choose(name: str, target: Target) -> StepCosts:
     """The costs called `name`: "measured", "roofline", a shipped calibration, a file, or "auto".
 
-    "auto" is the shipped calibration that fits engine, model and GPU. Where none does it is what measured
-    operations give, and where they lack something the roofline; or with `transfer` the nearest calibration of
-    the engine, carried over. `expected_error` has the origin.
-    A name that a replay printed for carried costs is taken as well. Errors: BadInput for an unknown name, or
-    a calibration for something else unless `transfer` allows it.
+    "auto" is the newest shipped calibration that fits engine, model and GPU. Where none does it is what
+    measured operations give, and where they lack something the roofline. Errors: BadInput for an unknown
+    name, or a calibration for something else.
     """
     if name == ROOFLINE:
         return target.roofline()
     if name == MEASURED:
         return measured(target)
     if (corrections := read_corrections(name)) is not None:
-        return _corrected(corrections, target, transfer=transfer)
+        return _corrected(corrections, target)
     if name != AUTO:
-        return costs_for(load(name.removesuffix(TRANSFERRED)), target, transfer=transfer)
+        return costs_for(load(name), target)
     calibrations = all_shipped()
     fits = [calibration for calibration in calibrations if misfit(calibration, target) is None]
     if fits:
-        return costs_for(max(fits, key=_version), target, transfer=transfer)
-    carried = [calibration for calibration in calibrations if _can_be_carried(calibration, target)]
-    if not transfer or not carried:
-        return _uncalibrated(target, misfits(calibrations, target), transferable=bool(carried))
-    nearest = min(carried, key=lambda calibration: _distance(calibration, target))
-    return costs_for(nearest, target, transfer=True)
+        return costs_for(max(fits, key=_version), target)
+    return _uncalibrated(target, misfits(calibrations, target))
+
+
+def costs_for(calibration: Calibration, target: Target) -> CalibratedCosts:
+    """The calibration's costs for `target`. Errors: BadInput naming what differs."""
+    differs = difference(calibration, target)
+    if differs is None:
+        return CalibratedCosts(calibration, pipeline_depth=target.pipeline_depth)
+    if calibration.made_for.get("gpu") == CPU:
+        raise BadInput(
+            f"calibration {calibration.name} was made on a CPU: no GPU to plan for is one; "
+            "calibrate on the GPU, or give other costs"
+        )
+    raise BadInput(f"calibration {calibration.name} is {differs}: {_OTHERS}")
 
 
 def measured(target: Target, corrections: Corrections | None = None) -> MeasuredCosts:
@@ -63,78 +66,27 @@ def measured(target: Target, corrections: Corrections | None = None) -> Measured
         raise BadInput(f"no measured costs: {missing}; use --costs roofline or auto") from None
 
 
-def _corrected(corrections: Corrections, target: Target, *, transfer: bool) -> StepCosts:
-    """Errors: BadInput for corrections of another set-up, unless `transfer`."""
+def _corrected(corrections: Corrections, target: Target) -> StepCosts:
+    """Errors: BadInput for corrections of another set-up."""
     for name, value in target.identity.items():
         fit_value = corrections.made_for.get(name)
         same = fit_value == value
         if name == "kv_cache_dtype" and isinstance(fit_value, str):  # "auto" may be what the other one names
             sizes = {target.model.kv_element_bytes(dtype) for dtype in (fit_value, str(value))}
             same = len(sizes) == 1
-        if not same and not transfer:
+        if not same:
             raise BadInput(
-                f"corrections {corrections.name} are for {name} {fit_value}, not {value}: calibrate this "
-                "set-up, or carry them over (--transfer-costs; rougher)"
+                f"corrections {corrections.name} are for {name} {fit_value}, not {value}: {_OTHERS}"
             )
     return measured(target, corrections)
 
 
-def _uncalibrated(target: Target, near: tuple[tuple[str, str], ...], *, transferable: bool) -> StepCosts:
+def _uncalibrated(target: Target, near: tuple[tuple[str, str], ...]) -> StepCosts:
     """Measured operations, or the roofline with what they lack."""
     try:
         return target.measured(near)
     except NotMeasured as missing:
-        return target.roofline(near, transferable=transferable, unmeasured=str(missing))
-
-
-def misfits(calibrations: list[Calibration], target: Target) -> tuple[tuple[str, str], ...]:
-    """Names of calibrations and why each does not fit: two at most, of the same engine and model first."""
-
-    def near(calibration: Calibration) -> tuple[object, ...]:
-        made_for = calibration.made_for
-        other_sharding = made_for.get("tensor_parallel_size", 1) != target.tensor_parallel_size
-        unlike, other_gpu, weight, _, steps = _distance(calibration, target)
-        return made_for.get("engine") != target.engine, unlike, other_gpu, other_sharding, weight, steps
-
-    nearest = sorted(calibrations, key=near)[:2]
-    return tuple((calibration.name, str(misfit(calibration, target))) for calibration in nearest)
-
-
-def _can_be_carried(calibration: Calibration, target: Target) -> bool:
-    """Efficiencies are an engine's own; a CPU's say nothing of a GPU."""
-    made_for = calibration.made_for
-    return made_for.get("engine") == target.engine and made_for.get("gpu") != CPU
-
-
-def _distance(calibration: Calibration, target: Target) -> tuple[bool, bool, float, tuple[int, ...], int]:
-    """Another model is further off than another GPU; of other models, one of much other weight; then age.
-
-    Of equals, that which was fitted to fewer steps.
-    """
-    made_for = calibration.made_for
-    weight = find_model(str(made_for["model"])).weight_bytes() / target.model.weight_bytes()
-    return (
-        made_for.get("model_shape") != identity(target.model),
-        find_gpu(str(made_for["gpu"])).name != target.gpu.name,
-        abs(log(weight)),
-        tuple(-part for part in _version(calibration)),
-        -sum(int(run["steps"]) for run in calibration.provenance.get("runs", [])),
-    )
-
-
-def misfit(calibration: Calibration, target: Target) -> str | None:
-    """Why a calibration is not for `target`; None where it is.
-
-    One made from synchronous runs alone does not know what planning ahead hides.
-    """
-    engine = calibration.made_for.get("engine")
-    if (differs := difference(calibration, target)) is not None:
-        return differs
-    if engine != target.engine:
-        return f"for engine {engine}, not {target.engine}"
-    if target.pipeline_depth and calibration.host.source == HOST_MEASURED:
-        return "for synchronous scheduling alone (--no-async-scheduling)"
-    return None
+        return target.roofline(near, unmeasured=str(missing))
 
 
 def _version(calibration: Calibration) -> tuple[int, ...]:

@@ -44,11 +44,6 @@ class OptionCosts:
             self, lookup_ns=self.lookup_ns * level, lookup_prompt_ns=(self.lookup_prompt_ns or 0.0) * level
         )
 
-    @property
-    def without_link(self) -> OptionCosts:
-        """Without the rates of copies, which are another GPU's own."""
-        return replace(self, load_bytes_per_s=None, store_bytes_per_s=None)
-
     @classmethod
     def read(cls, fields: dict[str, Any]) -> OptionCosts:
         """The costs of a calibration's file. Raises TypeError or ValueError for what is none."""

@@ -43,7 +43,6 @@ class Target:
         self,
         misfits: tuple[tuple[str, str], ...] | None = None,
         *,
-        transferable: bool = False,
         unmeasured: str | None = None,
     ) -> Roofline:
         """Its costs from first principles; for the arguments see `Roofline`.
@@ -61,7 +60,6 @@ class Target:
             tensor_parallel_size=self.tensor_parallel_size,
             kv_cache_dtype=self.kv_cache_dtype,
             misfits=misfits,
-            transferable=transferable,
             unmeasured=unmeasured,
         )
 

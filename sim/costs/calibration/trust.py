@@ -9,9 +9,6 @@ from pagecast.sim.note import Note
 
 # Three recordings of one load whose step times lay 1.3% apart had mean TTFTs 20% apart.
 SATURATION_TTFT_PERCENT = 20
-# The only transfer that was measured: from Qwen3-8B to Qwen3-0.6B on one H200. Both means were too long.
-TRANSFER_TPOT_PERCENT = 10
-TRANSFER_TTFT_PERCENT = 22
 
 
 def expected_error(calibration: Calibration, *, not_ahead: bool = False) -> Note:
@@ -20,19 +17,6 @@ def expected_error(calibration: Calibration, *, not_ahead: bool = False) -> Note
     `not_ahead`: steps are planned ahead, and no run with asynchronous scheduling was fitted.
     """
     made_for = calibration.made_for
-    if "transferred_from" in made_for:
-        return Note(
-            "transferred_costs",
-            origin=made_for["transferred_from"],
-            model=made_for["model"],
-            gpu=made_for["gpu"],
-            step_percent=100 * calibration.noise.level_sd,
-            measured_tpot_percent=TRANSFER_TPOT_PERCENT,
-            measured_ttft_percent=TRANSFER_TTFT_PERCENT,
-            saturation_ttft_percent=SATURATION_TTFT_PERCENT,
-            windows=bool(made_for.get("sliding_windows")),
-            not_ahead=not_ahead,
-        )
     whole = next((row for row in calibration.regions if row["region"] == "all steps"), {})
     return Note(
         "calibrated_costs",

@@ -54,7 +54,6 @@ PROMPT_STEPS = Term(
     PROMPT_STEP,
     "a step with prompt chunks, of which no full CUDA graph runs from sampling to sampling",
     every_shape(lambda step: 1.0 if step.prefill else 0.0),
-    ratio=lambda new: new.layers,
 )
 REQUESTS_BESIDE_PROMPTS = Term(
     "request_beside_prompt",
@@ -65,13 +64,11 @@ UNGRAPHED_STEPS = Term(
     "ungraphed_step",
     "a step with more tokens than any CUDA graph",
     lambda shape: lambda step: 1.0 if step.ungraphed and shape.largest_graph else 0.0,
-    ratio=lambda new: new.layers,
 )
 TOKENS_AFTER_PROMPTS = Term(
     "token_after_prompts",
     "a token in a step with prompts right after another: a GPU run hot",
     every_shape(_tokens_after_prompts),
-    ratio=lambda new: new.large_rows,
 )
 ARRIVALS = Term(
     "arrival",

@@ -32,7 +32,6 @@ from pagecast.sim.costs.families.term import (
     ComputedStep,
     KernelFamily,
     Place,
-    SetUpRatios,
     Term,
     Units,
 )
@@ -176,18 +175,6 @@ def _shared_ns(shape: TileShape, terms: Coefficients, tokens: int, requests: int
     return min(each, terms.get("kv_token", 0.0)) * tokens
 
 
-def _of_kv(new: SetUpRatios) -> float:
-    return new.kv_read
-
-
-def _of_attention(new: SetUpRatios) -> float:
-    return new.attention
-
-
-def _of_layers(new: SetUpRatios) -> float:
-    return new.layers
-
-
 PAGED_TRITON = KernelFamily(
     "pagecast",
     (
@@ -202,7 +189,6 @@ PAGED_TRITON = KernelFamily(
             PROMPT_STEP,
             "a step with prompt chunks, of which no full CUDA graph runs from sampling to sampling",
             every_shape(lambda step: 1.0 if step.prefill and not step.ungraphed else 0.0),
-            ratio=_of_layers,
         ),
         Term("prompt_chunk", "a prompt chunk", every_shape(lambda step: len(step.prefill)), Place.HOST),
         REQUESTS_BESIDE_PROMPTS,
@@ -212,54 +198,46 @@ PAGED_TRITON = KernelFamily(
             "a decode step soon after prompts: root of their tokens, fading step by step",
             every_shape(_warmth),
             Place.FADING,
-            ratio=lambda new: new.small_rows,
             needed=True,
         ),
         Term(
             "kv_token",
             "a context token read by decode attention",
             every_shape(lambda step: step.ctx + BLOCK / 2 * step.n),
-            ratio=_of_kv,
             needed=True,
         ),
         Term(
             "first_kv_token",
             "a context token among a step's first, until memory streams",
             _first_kv_tokens,
-            ratio=_of_kv,
         ),
         Term(
             "shared_token",
             "a context token that another decoding request reads too: less, by what a cache spares",
             _shared_tokens,
             Place.SHARING,
-            ratio=_of_kv,
         ),
         Term(
             "prompt_tile",
             "a tile x key block of prompt attention, as many as the busiest SM takes",
             _spans,
-            ratio=_of_attention,
             needed=True,
         ),
         Term(
             "light_prompt_tile",
             "the same of a step with few tokens, which leaves a GPU its clocks: less",
             _light_spans,
-            ratio=_of_attention,
         ),
         Term(
             "prompt_kv_token",
             "a context token that a prompt chunk reads, for all its tiles together",
             every_shape(lambda step: sum([chunk[1] for chunk in step.prefill])),
-            ratio=_of_kv,
         ),
         Term(
             LAUNCH_FLOOR,
             "launching a step with prompts, which its device time can't go below",
             every_shape(lambda step: 1.0 if step.ungraphed else 0.0),
             Place.LAUNCH,
-            ratio=_of_layers,
         ),
         ARRIVALS,
         ARRIVING_TOKENS,

@@ -58,38 +58,18 @@ class Place(Enum):
     SHARING = "sharing"  # device time that shared context saves (`StepCosts.shared_ns`)
 
 
-class SetUpRatios(NamedTuple):
-    """How another set-up compares with the calibrated one, the new over the old, from first principles.
-
-    `kv_read`: reading a context token. `attention`: a key block's arithmetic on one SM, over all layers.
-    `layers`: their number. `small_rows`, `large_rows`: matrix work of a step with 1 and with 2,048 tokens.
-    """
-
-    kv_read: float
-    attention: float
-    layers: float
-    small_rows: float
-    large_rows: float
-
-
-def unchanged(_: SetUpRatios) -> float:
-    """The host's work is the same for every model and GPU."""
-    return 1.0
-
-
 @dataclass(frozen=True)
 class Term:
     """One effect on a step's time.
 
-    `bind` gives the function that counts the term's units in a step of a set-up; `ratio` says how the
-    coefficient carries over to another model or GPU. A `needed` term is kept whatever the fit says of it.
+    `bind` gives the function that counts the term's units in a step of a set-up. A `needed` term is kept
+    whatever the fit says of it.
     """
 
     name: str
     meaning: str
     bind: Callable[[TileShape], Units]
     place: Place = Place.DEVICE
-    ratio: Callable[[SetUpRatios], float] = unchanged
     needed: bool = False
 
 

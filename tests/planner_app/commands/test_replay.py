@@ -369,9 +369,9 @@ def test_texts_and_disorder_can_be_replayed(tmp_path, capsys):
     assert pagecast("replay", path, "--sort", capsys=capsys)[0] == 0
 
 
-@pytest.mark.parametrize("option", ["--report", "--max-error", "--replicates", "--transfer-costs", "--seed"])
+@pytest.mark.parametrize("option", ["--report", "--max-error", "--replicates", "--seed"])
 def test_validate_refuses_what_recorded_costs_can_not_use(option, capsys):
-    values = {"--report": ["x.html"], "--transfer-costs": []}.get(option, ["1"])
+    values = {"--report": ["x.html"]}.get(option, ["1"])
     code, _, err = pagecast("validate", "nowhere", option, *values, capsys=capsys)
     assert code == 2
     assert err.startswith(f"pagecast: {option} needs --costs auto or a calibration")

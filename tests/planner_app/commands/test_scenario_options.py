@@ -23,7 +23,6 @@ GIVEN: dict[str, Any] = {
     "profile": "nano-vllm",
     "costs": "roofline",
     "engine": "pagecast",
-    "transfer_costs": True,
     "block_size": 32,
     "gpu_memory_utilization": 0.5,
     "free_gpu_memory_fraction": 0.6,

@@ -38,14 +38,12 @@ def blocks_script() -> None:
     page.render()
 
 
-def trust_script(gpu: str = "H200", costs: str = "auto", carry_over: bool = False) -> None:
+def trust_script(gpu: str = "H200", costs: str = "auto") -> None:
     from pagecast.planner_app.dashboard.shell import state
     from pagecast.planner_app.dashboard.shell.view import PageView
     from pagecast.planner_app.dashboard.trust import page
 
-    state.session().view = PageView.of(
-        {"requests": 60, "gpu": gpu, "costs": costs, "transfer_costs": carry_over}
-    )
+    state.session().view = PageView.of({"requests": 60, "gpu": gpu, "costs": costs})
     page.render()
 
 
@@ -227,9 +225,6 @@ def test_trust_says_in_what_a_scenario_differs():
     test = opened(trust_script, {"gpu": "L4"})
     text = " ".join(element.value for element in [*test.caption, *test.markdown])
     assert "**roofline**" in text and "differs from the scenario in GPU" in text
-    carried = opened(trust_script, {"gpu": "L4", "costs": "vllm-0.24-h200-qwen3-8b", "carry_over": True})
-    text = " ".join(element.value for element in [*carried.caption, *carried.markdown])
-    assert "carried over" in text and "differs from the scenario in GPU" in text
 
 
 def test_reach_marks_what_was_not_fitted():

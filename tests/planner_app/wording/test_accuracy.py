@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from pagecast.planner_app.cli import run as pagecast
-from pagecast.planner_app.wording.accuracy import accuracy_sentences, blocks_sentence
+from pagecast.planner_app.wording.accuracy import accuracy_sentences, blocks_sentence, expected_error
 from pagecast.sim.runs.block_count import BlockCount, block_count
 from pagecast.sim.runs.forecast import Forecast, ForecastRow, forecast
 from pagecast.sim.runs.recorded import RecordedRun
@@ -43,36 +43,30 @@ def test_blocks_that_were_set_by_hand_check_nothing(shared):
     assert block_count(replace(own, meta={**own.meta, "gpu": "CPU"})) is None
 
 
-def test_a_run_of_another_model_needs_leave_and_then_tells_its_error_and_its_intervals(capsys):
-    command = ["validate", str(SMALL), "--costs", VLLM, "--replicates", "20"]
-    assert pagecast(command) == 2
-    assert "--transfer-costs" in capsys.readouterr().err
-    assert pagecast([*command, "--transfer-costs"]) == 0
+def test_a_run_of_another_model_is_refused_and_other_costs_are_named(capsys):
+    assert pagecast(["validate", str(SMALL), "--costs", VLLM]) == 2
+    error = capsys.readouterr().err
+    assert "is for Qwen/Qwen3-8B, not Qwen/Qwen3-0.6B: calibrate this set-up, or give --costs" in error
+
+
+def test_a_forecast_tells_its_intervals_its_block_count_and_of_another_engine(capsys):
+    command = ["validate", str(SMALL), "--costs", "auto", "--replicates", "20"]
+    assert pagecast(command) == 0
     out = capsys.readouterr().out
     lines = [line for line in out.splitlines() if line.startswith("mooncake_") and "measurements lie" in line]
     assert len(lines) == 1
     assert "The median interval is" in lines[0] and "half-width" in lines[0]
-    assert "transferred from Qwen/Qwen3-8B on NVIDIA H200 to Qwen/Qwen3-0.6B" in out
-    assert "from Qwen3-8B to Qwen3-0.6B on one H200: mean TPOT was 10% and mean TTFT 22% too long" in out
-    assert "The step costs were fitted to vllm, but this run is from pagecast" in out
     assert "predicted from model and GPU alone, 72,554 measured" in out
-    assert pagecast([*command[:-1], "0", "--transfer-costs", "--json"]) == 0
+    assert pagecast([*command[:-1], "0", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert body["num_gpu_blocks"]["error_percent"] == pytest.approx(0.0, abs=0.5)
+    other = forecast(RecordedRun.load(OWN), VLLM, replicates=0)
+    assert "The step costs were fitted to vllm, but this run is from pagecast" in expected_error(other)
 
 
 def test_auto_never_takes_another_engines_costs():
     result = forecast(RecordedRun.load(OWN), "auto", replicates=0)
     assert result.costs != VLLM
-
-
-def test_auto_carries_the_nearest_costs_of_the_engine_over_where_that_is_allowed():
-    run = RecordedRun.load(SMALL)
-    larger = {**run.meta["model"], "hidden_size": 2048, "intermediate_size": 6144}
-    run = replace(run, meta={**run.meta, "model": larger, "model_name": "Qwen/Qwen3-1.7B"})
-    alone, carried = (forecast(run, "auto", replicates=0, transfer=allowed) for allowed in (False, True))
-    assert alone.costs == "roofline"
-    assert carried.costs == "pagecast-h200-qwen3-0.6b, transferred"
 
 
 def test_decisions_come_with_the_block_count(capsys):

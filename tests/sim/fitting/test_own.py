@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from pagecast.kernels.prefill_plan import plan_prefill
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
+from pagecast.sim.costs.calibration.choose import costs_for
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
 from pagecast.sim.costs.calibration.shape import shape_of
 from pagecast.sim.costs.calibration.target import Target
-from pagecast.sim.costs.calibration.transfer import costs_for
 from pagecast.sim.costs.families.attention_tiles import BLOCK
 from pagecast.sim.costs.families.paged_triton import first_tokens, prompt_span
 from pagecast.sim.costs.step_costs import Batch
@@ -172,9 +172,8 @@ def test_decode_is_padded_to_a_graph_and_a_step_with_prompts_is_not():
 def test_what_was_learnt_on_a_cpu_is_refused_for_a_gpu():
     made = calibrate([CalibrationRun(made_run(2000, 5, gpu="CPU"))], "own", replicates=0)
     target = Target(model("Qwen/Qwen3-8B"), gpu("H200"))
-    for transfer in (False, True):
-        with pytest.raises(BadInput, match="was made on a CPU: no GPU to plan for is one"):
-            costs_for(made, target, transfer=transfer)
+    with pytest.raises(BadInput, match="was made on a CPU: no GPU to plan for is one"):
+        costs_for(made, target)
 
 
 @given(st.lists(st.tuples(st.integers(2, 3000), st.integers(0, 40_000)), min_size=1, max_size=6))

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from accuracy_roles import JUDGE
-from pagecast.planner_app.wording.accuracy import expected_error
 from pagecast.sim.runs.forecast import Forecast, ForecastRow, forecast
 from pagecast.sim.runs.recorded import RecordedRun
 
@@ -76,17 +75,11 @@ def judged(result: Forecast) -> list[ForecastRow]:
 
 
 @pytest.mark.slow
-def test_costs_carried_over_to_another_model_are_worse_than_its_own_and_say_so() -> None:
-    run = RecordedRun.load(RUNS / "h200c-qwen3-0.6b-mooncake")
-    own = forecast_of("c-qwen3-0.6b-mooncake")
-    carried = forecast(run, "pagecast-h200-qwen3-8b", replicates=0, workers=1, transfer=True)
-    assert own.costs == "pagecast-h200-qwen3-0.6b"
-    assert "transferred from Qwen/Qwen3-8B" in expected_error(carried)
-
-    def mean_tpot(result: Forecast) -> float:
-        return next(abs(row.error_percent) for row in result.rows if row.name == "tpot_s.mean")
-
-    assert mean_tpot(own) < mean_tpot(carried) < 20
+def test_a_small_model_is_forecast_by_its_own_sweep() -> None:
+    result = forecast_of("c-qwen3-0.6b-mooncake")
+    assert result.costs == "pagecast-h200-qwen3-0.6b"
+    errors = {row.name: abs(row.error_percent) for row in result.rows}
+    assert max(errors[f"{name}.mean"] for name in LATENCIES) < 3
 
 
 @pytest.mark.parametrize("run", H100)
