@@ -165,7 +165,7 @@ def rotate_store_kv(
     slots: Tensor,
     states: Tensor | None = None,
 ) -> Tensor:
-    """See `pagecast.kernels.rotate_store_kv`; the q returned shares no memory."""
+    """As the kernel of that name; the q returned shares no memory."""
     kv_heads = k_cache.shape[2]
     if states is not None:
         qkv = (qkv * rms_scale(states, eps)[..., None]).to(qkv.dtype)
@@ -233,7 +233,7 @@ def mixture(
     slots: Tensor | None = None,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """See `pagecast.kernels.mixture`; one expert after another."""
+    """As the kernel of that name, one expert after another."""
     experts, weights = choose_experts(logits, active, normalised=normalised)
     if slots is not None:
         weights = weights * (slots >= 0)[:, None]

@@ -40,7 +40,7 @@ class Keeper(Protocol):
         """Called several times a second."""
 
     def close(self) -> None:
-        """Nothing more will happen."""
+        """Ends the history: nothing more will happen."""
 
 
 class History:

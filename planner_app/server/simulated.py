@@ -175,7 +175,7 @@ class SimulatedBackend:
     # ---- the wall clock
 
     def now(self) -> int:
-        """See `GenerationBackend`: in simulated time, and no earlier than what is simulated."""
+        """In simulated time, and no earlier than what is simulated."""
         return max(self.clock.now(), int(self._env.now))
 
     async def start(self) -> None:

@@ -238,7 +238,7 @@ class ClosedLoop(Arrivals):
         self._look_ahead()
 
     def failed(self, request: Request) -> None:
-        """See `Arrivals`; a user who is rejected for the load backs off."""
+        # A user who is rejected for the load backs off.
         super().failed(request)
         if is_for_load(request):
             self._rejections[request.index] = self._before.get(request.index, 0) + 1

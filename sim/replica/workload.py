@@ -40,24 +40,20 @@ class TraceWorkload:
 
     @cached_property
     def outputs(self) -> Sequence[int]:
-        """See `Workload`."""
         outputs: list[int] = self._trace.integers("output_tokens").tolist()
         return outputs
 
     @cached_property
     def lengths(self) -> Ints:
-        """See `Workload`."""
         table = self._trace.requests
         return (table["input_tokens"] + table["output_tokens"] - 1).to_numpy(np.int64)
 
     @property
     def has_tenants(self) -> bool:
-        """See `Workload`."""
         return "tenant" in self._trace.requests
 
     @cached_property
     def drafts(self) -> RecordedDrafts | None:
-        """See `Workload`."""
         return RecordedDrafts.of(self._trace)
 
 

@@ -64,7 +64,7 @@ class WeightedFair:
         return waiting[min(waiting, key=self._service.__getitem__)][0]
 
     def pass_over(self, request: Request) -> None:
-        """Nothing: its tenant's turn keeps its place."""
+        pass  # its tenant's turn keeps its place
 
     def remove(self, request: Request) -> None:
         """Takes a request out, and charges its tenant where it was admitted."""

@@ -111,7 +111,7 @@ class ByPriority:
         return self._heap[0][-1] if self._heap else None
 
     def pass_over(self, request: Request) -> None:
-        """Nothing: its priority keeps its place."""
+        pass  # its priority keeps its place
 
     def bring_back(self, requests: Sequence[Request]) -> None:
         """Adds requests where their priority puts them."""

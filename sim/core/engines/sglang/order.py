@@ -44,7 +44,7 @@ class SglangFcfs:
         self._waiting = {**dict.fromkeys(requests), **self._waiting}
 
     def pass_over(self, request: Request) -> None:
-        """Nothing: it keeps its place."""
+        pass  # it keeps its place
 
     def first(self, memory: Memory) -> Request | None:
         """The request at the front, as the queue stands."""

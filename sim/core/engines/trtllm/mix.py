@@ -318,4 +318,4 @@ class FitsWhole:
         return ""
 
     def admitted(self, request: Request, cached_tokens: int, now: int) -> None:
-        """Nothing: it is asked once."""
+        pass  # it is asked once
