@@ -11,9 +11,7 @@ from pagecast.sim.core.cache_policy import (
     CachePolicy,
     CostAware,
     ForCompletion,
-    ForExpected,
-    ForMaximum,
-    Lru,
+    ForPrompt,
     Slru,
 )
 from pagecast.sim.core.engines.profile import Profile
@@ -53,7 +51,7 @@ Recompute = Callable[[int], float]
 
 
 def no_time(tokens: int) -> float:
-    """Nothing, where nothing tells how long a prompt takes."""
+    """A prompt takes 0 ns where no cost model says how long."""
     return 0.0
 
 
@@ -91,10 +89,13 @@ class CacheRules:
 
     def _tokens_to_reserve(self) -> TokensToReserve | None:
         """What a request reserves; None for the prompt alone. Errors: BadInput without lengths of outputs."""
-        admission = self.policy.admission
-        if isinstance(admission, ForExpected | ForMaximum):
-            return with_output(admission.output(self.outputs))
-        return completion if isinstance(admission, ForCompletion) else None
+        match self.policy.admission:
+            case ForPrompt():
+                return None
+            case ForCompletion():
+                return completion
+            case admission:
+                return with_output(admission.output(self.outputs))
 
     def _admission(self, reserve: TokensToReserve | None, limits: Limits) -> Admission:
         if reserve is not None and limits.groups:
@@ -128,7 +129,7 @@ class CacheRules:
             if tenants is not None and tenants.fair:
                 each = partial(self._ranked, limits, plain.blanks_first)
                 return FairEviction(tenants, each, TenantLedger(), blanks_first=plain.blanks_first)
-            own = isinstance(self.policy.eviction, Lru)
+            own = self._eviction_word() == "lru"
             return plain if own else self._ranked(limits, plain.blanks_first)
 
         return make

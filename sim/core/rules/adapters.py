@@ -24,3 +24,6 @@ class AdapterSlots:
         """Takes the place of a request's adapter."""
         if request.adapter:
             self._adapters.add(request.adapter)
+
+    def hold(self, request: Request) -> None:
+        pass  # it takes the place when it is admitted

@@ -26,6 +26,9 @@ class Gate(Protocol):
     def enter(self, request: Request) -> None:
         """Takes note that a request was admitted."""
 
+    def hold(self, request: Request) -> None:
+        """Takes note that a request holds blocks and waits for a load."""
+
 
 class Candidates:
     """The waiting requests in order that every gate opens for.
@@ -96,6 +99,8 @@ class TenantCeilings:
         if request not in self._counted and self._tenants.share(request.tenant).blocks is not None:
             self._counted.add(request)
             self._held[request.tenant] += self._blocks(request)
+
+    hold = enter
 
     def _blocks(self, request: Request) -> int:
         return self._limits.blocks_at_end(request.total_tokens)

@@ -16,7 +16,6 @@ from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.rules.candidates import Gate, TenantCeilings
 from pagecast.sim.core.rules.rules import Admission
 from pagecast.sim.core.step import Step
 
@@ -49,12 +48,7 @@ class WaitingPass:
         self.aside: list[Request] = []
         # Whether an admission that the rule allows may still lack room now.
         self._checks_room = step.drafting or bool(step.limits.groups)
-        self._gates: list[Gate] = []
-        self._ceilings: TenantCeilings | None = None
-        if step.gated:
-            self._gates = gates_of(step)
-            ceilings = [gate for gate in self._gates if isinstance(gate, TenantCeilings)]
-            self._ceilings = ceilings[0] if ceilings else None
+        self._gates = gates_of(step) if step.gated else []
         self._lasting = True  # whoever was passed over is, until a request comes or goes
 
     def run(self) -> None:
@@ -87,11 +81,10 @@ class WaitingPass:
                 self._pass_over(request)
                 return True
             self.step.lifecycle.receive(request)
-        if self._gates:
-            for gate in self._gates:
-                if not gate.opens(request):
-                    self._pass_over(request, lasting=gate.lasting)
-                    return True
+        for gate in self._gates:
+            if not gate.opens(request):
+                self._pass_over(request, lasting=gate.lasting)
+                return True
         if request.state is State.LOADING:
             return self._go_on(request)
         hit = self.memory.find(request)
@@ -124,8 +117,8 @@ class WaitingPass:
         if not self.memory.fits_now(request, whole, room_tokens, reserved):
             return self._refuse(request, refused)
         step.load(request, hit, external)
-        if self._ceilings is not None:
-            self._ceilings.enter(request)
+        for gate in self._gates:
+            gate.hold(request)
         self._pass_over(request)
         return True
 
