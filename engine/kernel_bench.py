@@ -25,7 +25,6 @@ from pagecast.kernels.paged_decode import paged_decode
 from pagecast.kernels.paged_prefill import paged_prefill
 from pagecast.kernels.prefill_plan import plan_prefill
 from pagecast.kernels.reference import choose_experts
-from pagecast.kernels.store_kv import store_kv
 from pagecast.kernels.tile_rows import TileRows
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 from torch import Tensor
@@ -257,29 +256,6 @@ def prefill_tflops(
     return operations / ours, operations / flash if flash else None
 
 
-def store_gbs(tokens: int, model: Heads = QWEN3_8B) -> tuple[float, float]:
-    """GB/s moved by store_kv out of a fused projection, and by a device copy of the same bytes."""
-    sets, n = 6, model.heads
-    kv, _ = paged([16 * 4096], 16, model)
-    qkv = [
-        torch.randn(tokens, n + 2 * model.kv_heads, model.dim, device=DEVICE).to(DTYPE) for _ in range(sets)
-    ]
-    slots = [torch.randperm(kv.shape[0] * 16, device=DEVICE)[:tokens] for _ in range(sets)]
-    dense = [x[:, n:].contiguous() for x in qkv]
-    copies = [torch.empty_like(x) for x in dense]
-
-    def store(i: int) -> Callable[[], object]:
-        k, v = qkv[i][:, n : n + model.kv_heads], qkv[i][:, n + model.kv_heads :]
-        return lambda: store_kv(k, v, kv[:, 0], kv[:, 1], slots[i])
-
-    def copy(i: int) -> Callable[[], object]:
-        return lambda: copies[i].copy_(dense[i])
-
-    size = 2 * dense[0].nbytes / 1e9
-    ours = size / seconds(*(store(i) for i in range(sets)))
-    return ours, size / seconds(*(copy(i) for i in range(sets)), graph=False)
-
-
 def copy_gbs(block_size: int, layers: int = 36, tokens: int = 2048) -> tuple[float, float]:
     """GB/s moved by copy_blocks within a pool of many layers, and by a device copy of the same bytes."""
     blocks = tokens // block_size
@@ -371,12 +347,11 @@ def small(peer: Peer | None) -> Iterator[KernelTime]:
     seq_lens = torch.full((8,), 64, dtype=torch.int32, device=DEVICE)
     plan = DecodeSchedule(DecodeShape(32, 8, 128, DTYPE), 8, DEVICE)
     tiles, *_ = prefill_plan([8] * 8, [64] * 8)
-    new, slots, out = q[:, :8], torch.arange(64, device=DEVICE), torch.empty_like(q)
+    out = torch.empty_like(q)
     for name, call in (
         ("schedule", lambda: plan.update(seq_lens)),
         ("decode", lambda: paged_decode(q[:8], k, v, table, seq_lens, schedule=plan, out=out[:8])),
         ("prefill", lambda: paged_prefill(q, k, v, table, tiles, out=out)),
-        ("store", lambda: store_kv(new, new, k, v, slots)),
     ):
         yield KernelTime(f"{name}, host time of a launch", "us", launch_microseconds(call))
         yield KernelTime(f"{name}, tiny, on the GPU", "us", seconds(call, inner=20) * 1e6)
@@ -410,9 +385,7 @@ def prefixes(peer: Peer | None) -> Iterator[KernelTime]:
 
 
 def move(_: Peer | None) -> Iterator[KernelTime]:
-    """store_kv and copy_blocks beside plain copies of the same bytes."""
-    for tokens in (256, 2048, 16384):
-        yield KernelTime(f"store_kv {tokens} tokens", "GB/s", *store_gbs(tokens), "copy")
+    """copy_blocks beside plain copies of the same bytes."""
     for block_size in (16, 256):
         yield KernelTime(f"copy_blocks in the pool, page {block_size}", "GB/s", *copy_gbs(block_size), "copy")
     for block_size in (16, 256):

@@ -12,7 +12,7 @@ speed; any other order of the dimensions works too.
 A token of a sequence at position p lies in slot `block_table[sequence, p // block_size] * block_size +
 p % block_size`. Modules:
 
-    store_kv.py        writes new K and V to their slots
+    rotate_store_kv.py norms and rotates new K and Q, and writes new K and V to their slots
     paged_decode.py    attention of one new token per sequence
     decode_schedule.py who computes what of it
     paged_prefill.py   causal attention of chunks of new tokens

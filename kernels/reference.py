@@ -9,34 +9,19 @@ from torch import Tensor
 FP8_MAX = 448.0
 
 
-def store_kv(
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slots: Tensor,
-    k_scale: Tensor | None = None,
-    v_scale: Tensor | None = None,
-) -> None:
+def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
     """Writes k and v [tokens, kv_heads, head_dim] to `slots` [tokens]; a negative slot writes nothing.
 
-    Caches are [num_blocks, block_size, kv_heads, head_dim]. With scales (fp32, [1] or [kv_heads]) the
-    caches hold x / scale, clamped to the range of fp8 e4m3 where they are fp8.
+    Caches are [num_blocks, block_size, kv_heads, head_dim]. Those in fp8 e4m3 are clamped to its range.
     """
     keep = slots >= 0
     places = slots[keep].long()
     block, offset = places // k_cache.shape[1], places % k_cache.shape[1]
-    for x, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
-        cache[block, offset] = quantise(x[keep], cache.dtype, scale)
-
-
-def quantise(x: Tensor, dtype: torch.dtype, scale: Tensor | None) -> Tensor:
-    """x / scale in `dtype`; x is [..., kv_heads, head_dim], scale [1] or [kv_heads]."""
-    if scale is not None:
-        x = x.float() / scale.float()[:, None]
-    if dtype == torch.float8_e4m3fn:
-        x = x.float().clamp(-FP8_MAX, FP8_MAX)
-    return x.to(dtype)
+    for x, cache in ((k, k_cache), (v, v_cache)):
+        kept = x[keep]
+        if cache.dtype == torch.float8_e4m3fn:
+            kept = kept.float().clamp(-FP8_MAX, FP8_MAX)
+        cache[block, offset] = kept.to(cache.dtype)
 
 
 def gather(cache: Tensor, table_row: Tensor, length: int, dtype: torch.dtype, scale: Tensor | None) -> Tensor:

@@ -100,12 +100,6 @@ class StepTable:
         """The units of one term."""
         return np.asarray(self.units[:, self.terms.index(term)], np.float64)
 
-    def with_column(self, term: str, units: Floats) -> StepTable:
-        """The table with other units of one term."""
-        changed = self.units.copy()
-        changed[:, self.terms.index(term)] = units
-        return replace(self, units=changed)
-
     def take(self, rows: Ints) -> StepTable:
         """The table of the given rows, in that order; rows may repeat."""
         columns = {key: value[rows] for key, value in vars(self).items() if key not in _TEXTS}

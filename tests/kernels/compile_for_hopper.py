@@ -20,7 +20,6 @@ from pagecast.kernels import (
     paged_prefill,
     prefill_hopper,
     routing,
-    store_kv,
 )
 from pagecast.kernels.decode_schedule import DecodeSchedule, DecodeShape
 from pagecast.kernels.launch import Launch
@@ -92,14 +91,6 @@ def main() -> None:
     prefill |= {"parts": "*fp32", "sums": "*fp32"}
     layout = prefill_hopper.gl.NVMMASharedLayout(128, 16, 2)
     maps = dict.fromkeys(("k_cache", "v_cache"), f"tensordesc<bf16[16, 128],{layout!r}>")
-    store = {
-        "k": "*bf16",
-        "v": "*bf16",
-        "k_cache": "*bf16",
-        "v_cache": "*bf16",
-        "slots": "*i64",
-        "tokens": "i32",
-    }
     hopper = Launch(
         prefill_hopper._prefill_hopper, prefill_hopper.constants_of(q, k, v, q, None), num_warps=4
     )
@@ -163,7 +154,6 @@ def main() -> None:
         "hopper of small heads": partial(compiled, small, pools | prefill | maps, GluonASTSource),
         "linear": partial(_linear, LinearCut(64, 64, 16, 4, 10)),
         "gated linear": partial(_linear, LinearCut(64, 128, 0, 1, 8), gated=True),
-        "store": partial(compiled, store_kv._configure(q[:, :8], q[:, :8], k, v, None, None), store),
     }
     names = sys.argv[1:] or list(kernels)
     print(json.dumps({name: kernels[name]() for name in names}))

@@ -60,6 +60,32 @@ def test_as_norms_rotation_and_store_one_after_another(
     assert torch.equal(qkv[:, -kv_heads:], v)
 
 
+def _stored(numbers: torch.Tensor, kv: torch.Tensor, slot: int) -> None:
+    """Writes `numbers` [kv_heads, head_dim] as K and V of one token without a turn."""
+    dim = numbers.shape[1]
+    still = torch.cat([torch.ones(1, dim // 2), torch.zeros(1, dim // 2)], 1).to(DEVICE)
+    slots = torch.tensor([slot], dtype=torch.int32, device=DEVICE)
+    qkv = numbers.repeat(3, 1)[None]
+    rotate_store_kv(qkv, still, None, None, 1e-6, kv[:, 0], kv[:, 1], slots)
+
+
+def test_fp8_clamps_what_is_too_large() -> None:
+    kv = torch.zeros(1, 2, 16, 1, 64, dtype=torch.float8_e4m3fn, device=DEVICE)
+    _stored(torch.tensor([[1e4, -1e4] * 32], device=DEVICE), kv, 3)
+    assert kv[0, :, 3, 0, :2].float().tolist() == [[448.0, -448.0]] * 2
+
+
+def test_offsets_are_64_bit(device: str) -> None:
+    """A slot whose offset in elements exceeds 2^31, in a cache that only claims to be that large."""
+    if device == "cpu":
+        pytest.skip("needs real memory of that size")
+    kv = torch.zeros(70_000, 2, 16, 8, 128, dtype=torch.bfloat16, device=device)
+    k = torch.randn(8, 128, device=device).bfloat16()
+    _stored(k, kv, 69_999 * 16 + 5)
+    assert torch.equal(kv[69_999, 1, 5], k)
+    assert kv.count_nonzero() == 2 * k.count_nonzero()
+
+
 def test_no_token_is_nothing_to_do() -> None:
     qkv, kv = torch.randn(0, 6, 64, device=DEVICE), torch.randn(3, 2, 16, 2, 64, device=DEVICE)
     slots = torch.zeros(0, dtype=torch.int32, device=DEVICE)

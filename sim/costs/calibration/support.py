@@ -15,13 +15,13 @@ from pagecast.sim.costs.measured.missing import NotMeasured
 
 CALIBRATED = "calibrated"
 IMPOSSIBLE = "impossible"
-TIERS = (CALIBRATED, MEASURED, ROOFLINE, IMPOSSIBLE)
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """A set-up's tier, one of `TIERS`; `detail` names the calibration, the operations, or what is missing.
+    """A set-up's tier: calibrated, measured, roofline or impossible.
 
+    `detail` names the calibration, the operations, or what is missing.
     `half_width_percent` is half the width of the 90% interval of its step times; None where there are none.
     """
 

@@ -116,9 +116,3 @@ class Target:
             "expert_parallel": self.expert_parallel,
             "kv_cache_dtype": self.kv_cache_dtype,
         }
-
-    @property
-    def kv_read_s(self) -> float:
-        """Seconds to read one token of the KV cache at the published bandwidth."""
-        kv_bytes = self.model.kv_bytes_per_token(self.kv_cache_dtype, self.tensor_parallel_size)
-        return kv_bytes / self.gpu.hbm_bytes_per_s

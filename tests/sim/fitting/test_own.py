@@ -145,7 +145,9 @@ def test_decode_steps_right_after_prompts_cost_more_and_fade():
 def test_what_requests_spare_one_another_by_sharing_context_is_told_from_what_they_read():
     table = step_table(made_run(3000, 9), SHAPE)
     shared = np.where(np.arange(len(table)) % 3, 0.0, table.ctx * (np.arange(len(table)) % 7) / 8)
-    made = replace(table.with_column("shared_token", -shared), ns=table.ns - 12.0 * shared)
+    units = table.units.copy()
+    units[:, table.terms.index("shared_token")] = -shared
+    made = replace(table, units=units, ns=table.ns - 12.0 * shared)
     result = fit([made], SHAPE)
     assert result.terms["shared_token"] == pytest.approx(12.0, rel=0.1)
     assert result.terms["kv_token"] == pytest.approx(34.0, rel=0.03)
