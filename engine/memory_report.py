@@ -16,7 +16,7 @@ from pagecast.sim.core.errors import BadInput, CannotRunHere
 from pagecast.sim.machine.gpus import GIB, gpu
 from pagecast.sim.machine.graphs import engine_graphs
 from pagecast.sim.machine.graphs import graph_reserve as reserve_of
-from pagecast.sim.machine.memory import hbm_budget
+from pagecast.sim.machine.memory import BudgetOptions, hbm_budget
 
 # Left free beside everything that was measured: the allocator's rounding, and what loads late.
 _SLACK_BYTES = 256 << 20
@@ -131,15 +131,7 @@ def predicted_items(spec: ModelSpec, gpu_name: str, options: Options) -> tuple[d
         budget = hbm_budget(
             spec.facts,
             gpu(gpu_name),
-            tensor_parallel_size=options.tensor_parallel_size,
-            gpu_memory_utilization=options.gpu_memory_utilization,
-            block_size=options.block_size,
-            max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            max_model_len=options.max_model_len,
-            enforce_eager=True,
-            model_runner="v2",
-            kv_cache_dtype=options.kv_cache_dtype,
+            replace(BudgetOptions.of(options), enforce_eager=True, model_runner="v2"),
         )
     except BadInput:
         return {}, None

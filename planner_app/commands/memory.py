@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import fields
 from typing import Annotated, Any
 
 from pagecast.planner_app import console
@@ -11,7 +12,7 @@ from pagecast.planner_app.commands.output import Output
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.machine.gpus import GIB
-from pagecast.sim.machine.memory import HbmBudget, options_of
+from pagecast.sim.machine.memory import BudgetOptions, HbmBudget
 from pagecast.sim.scenario import Scenario
 from pydantic import Field
 from rich.table import Table
@@ -22,7 +23,7 @@ LENGTHS = (2048, 8192, 32_768, 131_072)
 def _options() -> list[inspect.Parameter]:
     """The scenario's fields that the budget depends on; of these a model and a GPU must be given."""
     required = ("model", "gpu")
-    names = [name for name in options_of(Scenario.make({})) if name in scenario_fields()]
+    names = [field.name for field in fields(BudgetOptions) if field.name in scenario_fields()]
     return [field_option(name, required=name in required) for name in (*required, *names)]
 
 

@@ -8,9 +8,7 @@ fraction, and what it leaves to the margin.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import partial
-from inspect import signature
+from dataclasses import dataclass, fields
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -121,143 +119,131 @@ class HbmBudget:
         return self.num_gpu_blocks // self.layout.blocks_of(tokens)
 
 
-def hbm_budget(
-    model: ModelFacts,
-    gpu: Gpu,
-    *,
-    tensor_parallel_size: int = 1,
-    moe_data_parallel_size: int = 1,
-    gpu_memory_utilization: float | None = None,
-    free_gpu_memory_fraction: float | None = None,
-    kv_tokens: int | None = None,
-    block_size: int = 16,
-    max_num_seqs: int = 256,
-    max_num_batched_tokens: int = 8192,
-    max_model_len: int | None = None,
-    kv_cache_dtype: str = "auto",
-    disable_hybrid_kv_cache_manager: bool = False,
-    enforce_eager: bool = False,
-    model_runner: str = "auto",
-    sequence_tokens: int = 2048,
-) -> HbmBudget:
-    """The budget of one GPU of `tensor_parallel_size`; `moe_data_parallel_size` such ranks share experts.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetOptions:
+    """The engine's options that its memory depends on.
 
-    Of the three limits the lesser wins; with none given, `gpu_memory_utilization` is 0.9. Errors:
-    `BadInput` for a limit out of range, sizes below 1, and a model that leaves no room for a block.
+    `moe_data_parallel_size`: ranks of `tensor_parallel_size` GPUs that share experts. Of the three limits the
+    lesser wins; with none given, `gpu_memory_utilization` is 0.9. `sequence_tokens`: the length of the
+    sequences that bytes per token are told for.
     """
-    _check(
-        {
-            "gpu_memory_utilization": gpu_memory_utilization,
-            "free_gpu_memory_fraction": free_gpu_memory_fraction,
-        },
-        {
-            "moe_data_parallel_size": moe_data_parallel_size,
-            "kv_tokens": kv_tokens,
-            "block_size": block_size,
-            "max_num_seqs": max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "max_model_len": max_model_len,
-            "sequence_tokens": sequence_tokens,
-        },
-    )
-    model.check_tensor_parallel(tensor_parallel_size)
-    layout_of = partial(
-        model_layout,
-        model,
-        tensor_parallel_size=tensor_parallel_size,
-        kv_cache_dtype=kv_cache_dtype,
-        disable_hybrid_kv_cache_manager=disable_hybrid_kv_cache_manager,
-    )
-    layout = layout_of(block_size)
-    lean = activations.lean_runner(model, model_runner)
-    profile = _Profile(max_num_batched_tokens, max_num_seqs, max_model_len, enforce_eager, lean)
-    fixed = _fixed_items(model, gpu, tensor_parallel_size, moe_data_parallel_size, profile)
-    limits = _limits(gpu, fixed, layout, gpu_memory_utilization, free_gpu_memory_fraction, kv_tokens)
+
+    tensor_parallel_size: int = 1
+    moe_data_parallel_size: int = 1
+    gpu_memory_utilization: float | None = None
+    free_gpu_memory_fraction: float | None = None
+    kv_tokens: int | None = None
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    max_model_len: int | None = None
+    kv_cache_dtype: str = "auto"
+    disable_hybrid_kv_cache_manager: bool = False
+    enforce_eager: bool = False
+    model_runner: str = "auto"
+    sequence_tokens: int = 2048
+
+    @classmethod
+    def of(cls, source: object, **more: Any) -> BudgetOptions:
+        """Those among the attributes of a scenario, or of a replica's limits; `more`: those that it lacks."""
+        names = [field.name for field in fields(cls) if hasattr(source, field.name)]
+        return cls(**{name: getattr(source, name) for name in names}, **more)
+
+    def check(self) -> None:
+        """Errors: BadInput for a limit out of range, and sizes below 1."""
+        for name in ("gpu_memory_utilization", "free_gpu_memory_fraction"):
+            fraction = getattr(self, name)
+            if fraction is not None and not 0 < fraction <= 1:
+                raise BadInput(f"{name} is {fraction}; it must lie above 0 and at most 1")
+        for name in _SIZES:
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise BadInput(f"{name} is {size}; it must be at least 1")
+
+    def layout(self, model: ModelFacts, block_size: int) -> BlockLayout:
+        """How blocks of `block_size` tokens lie on one GPU."""
+        return model_layout(
+            model,
+            block_size,
+            tensor_parallel_size=self.tensor_parallel_size,
+            kv_cache_dtype=self.kv_cache_dtype,
+            disable_hybrid_kv_cache_manager=self.disable_hybrid_kv_cache_manager,
+        )
+
+
+_SIZES = (
+    "moe_data_parallel_size",
+    "kv_tokens",
+    "block_size",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "sequence_tokens",
+)
+
+
+def hbm_budget(model: ModelFacts, gpu: Gpu, options: BudgetOptions | None = None) -> HbmBudget:
+    """The budget of one GPU. Errors: BadInput for options out of range, and no room for a block."""
+    options = options or BudgetOptions()
+    options.check()
+    model.check_tensor_parallel(options.tensor_parallel_size)
+    layout = options.layout(model, options.block_size)
+    fixed = _fixed_items(model, gpu, options)
+    limits = _limits(gpu, fixed, layout, options)
     limit = min(limits, key=limits.__getitem__)
     blocks = int(limits[limit] // layout.block_bytes)
     if blocks < _LEAST_BLOCKS:
-        shortage = _Shortage(limit, limits[limit], layout, layout_of(min(block_size, _USUAL_BLOCK_SIZE)))
-        raise BadInput(_no_room(model, gpu, fixed, max_num_batched_tokens, shortage))
-    return _budget(
-        model,
-        gpu,
-        tensor_parallel_size,
-        fixed,
-        limit,
-        blocks,
-        layout,
-        _tokens(blocks - 1, layout, max_num_batched_tokens, max_model_len or model.max_position),
-        sequence_tokens,
-        kv_cache_dtype,
-    )
-
-
-_KEYWORDS = [one.name for one in signature(hbm_budget).parameters.values() if one.kind is one.KEYWORD_ONLY]
-
-
-def options_of(source: object) -> dict[str, Any]:
-    """The options of `hbm_budget` among the attributes of a scenario, or of a replica's limits."""
-    return {name: getattr(source, name) for name in _KEYWORDS if hasattr(source, name)}
-
-
-def _check(fractions: dict[str, float | None], sizes: dict[str, int | None]) -> None:
-    for name, fraction in fractions.items():
-        if fraction is not None and not 0 < fraction <= 1:
-            raise BadInput(f"{name} is {fraction}; it must lie above 0 and at most 1")
-    for name, size in sizes.items():
-        if size is not None and size < 1:
-            raise BadInput(f"{name} is {size}; it must be at least 1")
-
-
-def _budget(
-    model: ModelFacts,
-    gpu: Gpu,
-    tp: int,
-    fixed: tuple[Item, ...],
-    limit: str,
-    blocks: int,
-    layout: BlockLayout,
-    kv_tokens: int,
-    sequence_tokens: int,
-    kv_cache_dtype: str,
-) -> HbmBudget:
+        usual = options.layout(model, min(options.block_size, _USUAL_BLOCK_SIZE))
+        shortage = _Shortage(limit, limits[limit], layout, usual)
+        raise BadInput(_no_room(model, gpu, fixed, options.max_num_batched_tokens, shortage))
     kv_bytes, usable = blocks * layout.block_bytes, blocks - 1
     rest = gpu.hbm_bytes - kv_bytes - sum(item.bytes for item in fixed)
     detail = f"{usable} blocks of {layout.block_size} tokens and the null block"
-    items = (
-        *fixed,
-        Item("KV cache", kv_bytes, detail),
-        Item(_MARGIN, rest, "unused: fragmentation, other processes", counted=False),
-    )
     notes = list(model.notes)
     if layout.groups > 1:
         notes.append(f"layers keep different windows: {layout.groups} block tables per sequence")
+    return HbmBudget(
+        model=model.name,
+        gpu=gpu.name,
+        tensor_parallel_size=options.tensor_parallel_size,
+        total_bytes=gpu.hbm_bytes,
+        items=(
+            *fixed,
+            Item("KV cache", kv_bytes, detail),
+            Item(_MARGIN, rest, "unused: fragmentation, other processes", counted=False),
+        ),
+        limit=limit,
+        kv_bytes=kv_bytes,
+        num_gpu_blocks=usable,
+        layout=layout,
+        kv_tokens=_tokens(
+            usable, layout, options.max_num_batched_tokens, options.max_model_len or model.max_position
+        ),
+        bytes_per_token=_bytes_per_token(model, layout, blocks, options),
+        notes=tuple(notes),
+    )
+
+
+def _bytes_per_token(
+    model: ModelFacts, layout: BlockLayout, blocks: int, options: BudgetOptions
+) -> BytesPerToken:
+    """The figures for a cache of `blocks`, the null block included."""
+    tokens, usable = options.sequence_tokens, blocks - 1
     blocks_each = 0.0
     for spec in layout.specs:
         if spec.kind is KvKind.STATE:
             blocks_each += 1
             continue
-        window_tokens = min(spec.window, sequence_tokens) if spec.window else sequence_tokens
+        window_tokens = min(spec.window, tokens) if spec.window else tokens
         blocks_each += (window_tokens + (spec.block_size - 1) / 2) / spec.block_size
-    whole = int(usable / blocks_each) * sequence_tokens
-    return HbmBudget(
-        model=model.name,
-        gpu=gpu.name,
-        tensor_parallel_size=tp,
-        total_bytes=gpu.hbm_bytes,
-        items=items,
-        limit=limit,
-        kv_bytes=kv_bytes,
-        num_gpu_blocks=usable,
-        layout=layout,
-        kv_tokens=kv_tokens,
-        bytes_per_token=BytesPerToken(
-            sequence_tokens=sequence_tokens,
-            theoretical=model.kv_bytes_of_sequence(sequence_tokens, kv_cache_dtype, tp) / sequence_tokens,
-            allocated=blocks_each * (layout.block_bytes + _TABLE_ENTRY_BYTES) / sequence_tokens,
-            admissible=(kv_bytes + usable * _TABLE_ENTRY_BYTES) / whole if whole else float("inf"),
-        ),
-        notes=tuple(notes),
+    whole = int(usable / blocks_each) * tokens
+    theoretical = model.kv_bytes_of_sequence(tokens, options.kv_cache_dtype, options.tensor_parallel_size)
+    reserved = blocks * layout.block_bytes + usable * _TABLE_ENTRY_BYTES
+    return BytesPerToken(
+        sequence_tokens=tokens,
+        theoretical=theoretical / tokens,
+        allocated=blocks_each * (layout.block_bytes + _TABLE_ENTRY_BYTES) / tokens,
+        admissible=reserved / whole if whole else float("inf"),
     )
 
 
@@ -276,18 +262,15 @@ def _tokens(blocks: int, layout: BlockLayout, max_num_batched_tokens: int, max_m
 
 
 def _limits(
-    gpu: Gpu,
-    fixed: tuple[Item, ...],
-    layout: BlockLayout,
-    utilization: float | None,
-    fraction: float | None,
-    kv_tokens: int | None,
+    gpu: Gpu, fixed: tuple[Item, ...], layout: BlockLayout, options: BudgetOptions
 ) -> dict[str, float]:
     """Bytes that each limit leaves for the KV cache."""
     counted = sum(item.bytes for item in fixed if item.counted)
     graphs = sum(item.bytes for item in fixed if item.name == "CUDA graphs")
     free = gpu.hbm_bytes - sum(item.bytes for item in fixed)
     limits: dict[str, float] = {"free memory": free}
+    utilization, fraction = options.gpu_memory_utilization, options.free_gpu_memory_fraction
+    kv_tokens = options.kv_tokens
     if utilization is None and fraction is None and kv_tokens is None:
         utilization = DEFAULT_GPU_MEMORY_UTILIZATION
     if utilization is not None:
@@ -302,24 +285,16 @@ def _limits(
     return limits
 
 
-class _Profile(NamedTuple):
-    """The options that memory besides KV depends on, beside model and GPU."""
-
-    tokens: int
-    seqs: int
-    max_model_len: int | None
-    eager: bool
-    lean: bool
-
-
-def _fixed_items(model: ModelFacts, gpu: Gpu, tp: int, dp: int, profile: _Profile) -> tuple[Item, ...]:
-    tokens, seqs, max_model_len, eager, lean = profile
+def _fixed_items(model: ModelFacts, gpu: Gpu, options: BudgetOptions) -> tuple[Item, ...]:
+    tp, dp, eager = options.tensor_parallel_size, options.moe_data_parallel_size, options.enforce_eager
+    tokens, seqs = options.max_num_batched_tokens, options.max_num_seqs
+    lean = activations.lean_runner(model, options.model_runner)
     graphs = 0 if eager else activations.graph_bytes(model, gpu, seqs, tp)
     state = activations.sampler_state_bytes(model, seqs) if lean else 0
     items = [
         Item(
             "weights",
-            loaded_weight_bytes(model, tp, max_model_len, dp),
+            loaded_weight_bytes(model, tp, options.max_model_len, dp),
             f"{model.params / 1e9:.2f} B parameters in {model.weight_dtype}",
         ),
         Item(

@@ -13,7 +13,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.shape import model_of
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.machine.graphs import engine_graphs, graph_reserve
-from pagecast.sim.machine.memory import HbmBudget, hbm_budget, options_of
+from pagecast.sim.machine.memory import BudgetOptions, HbmBudget, hbm_budget
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import limits_of
 
@@ -63,16 +63,17 @@ def _budget(run: RecordedRun) -> HbmBudget:
     limits, config = limits_of(run), run.meta.get("config", {})
     share = config.get("gpu_memory_utilization")
     own = run.meta.get("engine") == "pagecast"
-    return hbm_budget(
-        model_of(run.meta, f"{run.folder}/meta.json"),
-        find_gpu(str(run.meta.get("gpu"))),
+    options = BudgetOptions.of(
+        limits,
         tensor_parallel_size=int(config.get("tensor_parallel_size", 1)),
         gpu_memory_utilization=None if share is None else float(share),
-        **options_of(limits),
         kv_cache_dtype=str(config.get("kv_cache_dtype") or "auto"),
         # Our own engine compiles nothing, and its graphs are counted apart.
         enforce_eager=own or bool(config.get("enforce_eager", False)),
         model_runner="v2" if own else "auto",
+    )
+    return hbm_budget(
+        model_of(run.meta, f"{run.folder}/meta.json"), find_gpu(str(run.meta.get("gpu"))), options
     )
 
 

@@ -284,13 +284,13 @@ class Scenario:
     def budget(self, **more: Any) -> HbmBudget | None:
         """The itemised HBM budget; None where `num_gpu_blocks` replaces it.
 
-        `more`: options of `hbm_budget` that no field says.
+        `more`: those of `BudgetOptions` that no field says.
         """
         if self.num_gpu_blocks is not None:
             return None
-        from pagecast.sim.machine.memory import hbm_budget, options_of
+        from pagecast.sim.machine.memory import BudgetOptions, hbm_budget
 
-        return hbm_budget(self.facts(), self.card(), **options_of(self), **more)
+        return hbm_budget(self.facts(), self.card(), BudgetOptions.of(self, **more))
 
     def limits(self, blocks_per_block: float = 1.0) -> Limits:
         """The replica's limits. Errors: BadInput where no KV block fits, or limits contradict each other.

@@ -12,7 +12,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import KvKind
 from pagecast.sim.machine.block_layout import block_layout, model_layout
 from pagecast.sim.machine.gpus import GIB, gpu
-from pagecast.sim.machine.memory import UNCERTAIN_BYTES, HbmBudget, hbm_budget
+from pagecast.sim.machine.memory import UNCERTAIN_BYTES, BudgetOptions, HbmBudget, hbm_budget
 from pagecast.sim.machine.model_facts import KvGroup
 from pagecast.sim.machine.models import known_models, model
 
@@ -97,7 +97,9 @@ def predicted(start: Start) -> float:
         facts = replace(facts, hbm_bytes=round(start.total_gib * GIB))
     runner = "auto" if start.version >= (0, 24) else "v1"
     budget = hbm_budget(
-        model(start.model), facts, tensor_parallel_size=start.tp, model_runner=runner, **start.options
+        model(start.model),
+        facts,
+        BudgetOptions(tensor_parallel_size=start.tp, model_runner=runner, **start.options),
     )
     graphs = sum(i.bytes for i in budget.items if i.name == "CUDA graphs" and i.counted)
     return (budget.kv_bytes + (0 if start.version >= (0, 21) else graphs)) / GIB  # counted since 0.21
@@ -126,12 +128,14 @@ def errors_of_h100_starts() -> pd.DataFrame:
         budget = hbm_budget(
             model(start.model),
             replace(gpu("H100 SXM"), hbm_bytes=round(79.19 * GIB)),
-            tensor_parallel_size=start.tensor_parallel_size,
-            kv_cache_dtype=start.kv_cache_dtype,
-            max_model_len=start.max_model_len,
-            gpu_memory_utilization=start.gpu_memory_utilization,
-            max_num_seqs=1024,
-            model_runner="v1",
+            BudgetOptions(
+                tensor_parallel_size=start.tensor_parallel_size,
+                kv_cache_dtype=start.kv_cache_dtype,
+                max_model_len=start.max_model_len,
+                gpu_memory_utilization=start.gpu_memory_utilization,
+                max_num_seqs=1024,
+                model_runner="v1",
+            ),
         )
         items = {item.name: item.bytes / GIB for item in budget.items}
         kv_gib = budget.kv_bytes / GIB + items["CUDA graphs"]  # vLLM counts the graphs since 0.21
@@ -165,11 +169,13 @@ def test_qwen3_8b_on_the_h200_has_vllms_block_count(measured: int) -> None:
     budget = hbm_budget(
         QWEN,
         gpu("H200"),
-        gpu_memory_utilization=0.9,
-        max_num_batched_tokens=8192,
-        max_num_seqs=256,
-        block_size=16,
-        max_model_len=131_072,
+        BudgetOptions(
+            gpu_memory_utilization=0.9,
+            max_num_batched_tokens=8192,
+            max_num_seqs=256,
+            block_size=16,
+            max_model_len=131_072,
+        ),
     )
     assert budget.num_gpu_blocks == pytest.approx(measured - 1, rel=0.005)
     names = {item.name for item in budget.items}
@@ -207,7 +213,9 @@ def test_two_gpus_without_multicast_are_within_the_uncertainty() -> None:
     options = {
         name: run["config"][name] for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
     }
-    budget = hbm_budget(model("Qwen/Qwen3-32B"), gpu("H200"), tensor_parallel_size=2, **options)
+    budget = hbm_budget(
+        model("Qwen/Qwen3-32B"), gpu("H200"), BudgetOptions(tensor_parallel_size=2, **options)
+    )
     assert abs(budget.num_gpu_blocks - run["usable_blocks"]) < budget.uncertain_blocks
     assert budget.num_gpu_blocks == pytest.approx(run["usable_blocks"], rel=0.02)
 
@@ -218,7 +226,9 @@ def test_capacity_of_a_windowed_model_is_that_of_vllms_log() -> None:
     layout = block_layout(model("openai/gpt-oss-20b").kv_groups(2), 16, 2)
     assert 59.32 * GIB / layout.block_bytes == pytest.approx(323_972, abs=40)
     budget = hbm_budget(
-        model("openai/gpt-oss-20b"), gpu("H100 SXM"), tensor_parallel_size=2, max_model_len=8192
+        model("openai/gpt-oss-20b"),
+        gpu("H100 SXM"),
+        BudgetOptions(tensor_parallel_size=2, max_model_len=8192),
     )
     assert budget.kv_tokens / budget.num_gpu_blocks == pytest.approx(316.07 * 8192 / 323_972, rel=1e-5)
 
@@ -269,7 +279,7 @@ def test_a_sequence_never_needs_fewer_blocks_than_its_tokens(tokens: int, size: 
 
 
 def budget_for(**options) -> HbmBudget:
-    return hbm_budget(QWEN, gpu("H100 SXM"), **options)
+    return hbm_budget(QWEN, gpu("H100 SXM"), BudgetOptions(**options))
 
 
 def test_the_lesser_limit_wins_and_is_named() -> None:
@@ -311,7 +321,7 @@ def test_the_three_bytes_per_token_are_apart_and_in_order() -> None:
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-8B", "google/gemma-3-27b", "deepseek-ai/DeepSeek-V2-Lite"])
 @given(tokens=st.integers(16, 20_000))
 def test_admission_by_the_admissible_figure_never_overfills(name: str, tokens: int) -> None:
-    budget = hbm_budget(model(name), gpu("H200"), sequence_tokens=tokens)
+    budget = hbm_budget(model(name), gpu("H200"), BudgetOptions(sequence_tokens=tokens))
     figures = budget.bytes_per_token
     assert figures.theoretical < figures.allocated <= figures.admissible
     admitted = budget.kv_bytes / figures.admissible
@@ -363,14 +373,14 @@ def test_impossible_budgets_are_refused_in_one_line(options: dict, message: str)
 )
 def test_what_takes_the_room_is_named(options: dict, cause: str) -> None:
     with pytest.raises(BadInput) as caught:
-        hbm_budget(QWEN, gpu("H200"), **options)
+        hbm_budget(QWEN, gpu("H200"), BudgetOptions(**options))
     assert cause in str(caught.value) and "leaves -8" not in str(caught.value)
 
 
 def test_a_block_size_that_leaves_one_block_is_named_and_a_lower_one_fits() -> None:
     with pytest.raises(BadInput, match="for 2 of them or more"):
-        hbm_budget(QWEN, gpu("H200"), block_size=500_000)
-    assert hbm_budget(QWEN, gpu("H200"), block_size=250_000).num_gpu_blocks == 2
+        hbm_budget(QWEN, gpu("H200"), BudgetOptions(block_size=500_000))
+    assert hbm_budget(QWEN, gpu("H200"), BudgetOptions(block_size=250_000)).num_gpu_blocks == 2
 
 
 def test_recorded_runs_of_the_h200_had_these_blocks(shared: Path) -> None:
@@ -379,5 +389,7 @@ def test_recorded_runs_of_the_h200_had_these_blocks(shared: Path) -> None:
         run = json.loads(meta.read_text())
         if run["num_gpu_blocks"] < 10_000:  # set by hand
             continue
-        budget = hbm_budget(QWEN, gpu("H200"), **{name: run["config"][name] for name in options})
+        budget = hbm_budget(
+            QWEN, gpu("H200"), BudgetOptions(**{name: run["config"][name] for name in options})
+        )
         assert budget.num_gpu_blocks == pytest.approx(run["usable_blocks"], rel=0.005)
