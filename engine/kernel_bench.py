@@ -36,28 +36,29 @@ SHAPES = ((64, 4096), (256, 1024), (16, 16384))
 PREFILL_TOKENS = 16384
 
 
+class PagedBatch(NamedTuple):
+    """The sequences of one call: where each one's queries start, and the most queries and tokens of one.
+
+    `seq_lens`, `block_table`: None where K and V are dense.
+    """
+
+    starts: Tensor
+    seq_lens: Tensor | None
+    block_table: Tensor | None
+    most_queries: int
+    most_tokens: int
+
+
 class Peer(Protocol):
-    """Another implementation of paged attention: `tests/benchmarks/peer.py` is FlashAttention-3."""
+    """Another implementation of paged attention: `tests/benchmarks/flash_peer.py` is FlashAttention-3."""
 
     NAME: str
 
-    def schedule(
-        self, q: Tensor, k_cache: Tensor, seq_lens: Tensor, starts: Tensor, max_query: int, max_len: int
-    ) -> Any:
+    def schedule(self, q: Tensor, k_cache: Tensor, batch: PagedBatch) -> Any:
         """Its plan of a step, made once a step and not timed."""
 
     def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        starts: Tensor,
-        seq_lens: Tensor | None,
-        block_table: Tensor | None,
-        max_query: int,
-        max_len: int,
-        plan: Any = None,
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, batch: PagedBatch, plan: Any = None
     ) -> None:
         """Causal attention through the block table."""
 
@@ -203,8 +204,9 @@ def decode_seconds(
     if peer is None:
         return ours, None
     starts = torch.arange(len(lens) + 1, dtype=torch.int32, device=DEVICE)
-    metadata = peer.schedule(q, k, seq_lens, starts, 1, longest)
-    flash = seconds(lambda: peer.attend(q, k, v, theirs, starts, seq_lens, table, 1, longest, metadata))
+    batch = PagedBatch(starts, seq_lens, table, 1, longest)
+    metadata = peer.schedule(q, k, batch)
+    flash = seconds(lambda: peer.attend(q, k, v, theirs, batch, metadata))
     torch.testing.assert_close(out, theirs, rtol=2e-2, atol=2e-3)
     return ours, flash
 
@@ -240,8 +242,8 @@ def prefill_seconds(
         return ours, None
     starts = torch.tensor([0, *new], device=DEVICE).cumsum(0).int()
     seq_lens = torch.tensor(lens, dtype=torch.int32, device=DEVICE)
-    longest = max(new), max(lens)
-    flash = seconds(lambda: peer.attend(q, k, v, theirs, starts, seq_lens, table, *longest))
+    batch = PagedBatch(starts, seq_lens, table, max(new), max(lens))
+    flash = seconds(lambda: peer.attend(q, k, v, theirs, batch))
     torch.testing.assert_close(out, theirs, rtol=2e-2, atol=4e-3)
     return ours, flash
 

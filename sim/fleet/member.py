@@ -82,9 +82,7 @@ class Member(Served):
         return View(
             self.number,
             self.name,
-            num_blocks=self.limits.num_blocks,
-            block_size=self.limits.block_size,
-            max_num_seqs=self.limits.max_num_seqs,
+            limits=self.limits,
             costs=self.costs,
             gauges=self._scrape.read if self._scrape else self.gauges,
             first_token_ns=self.first_token_ns,

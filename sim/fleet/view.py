@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from pagecast.sim.core.limits import Limits
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fleet.gauges import Gauges
 from pagecast.sim.replica.arrivals import NEVER_NS
+
+_LEAST = Limits(1)
 
 
 class View:
@@ -42,9 +45,7 @@ class View:
         number: int,
         name: str,
         *,
-        num_blocks: int = 1,
-        block_size: int = 16,
-        max_num_seqs: int = 256,
+        limits: Limits = _LEAST,
         costs: StepCosts | None = None,
         gauges: Callable[[int], Gauges],
         first_token_ns: Callable[[int], int] = lambda row: NEVER_NS,
@@ -52,9 +53,9 @@ class View:
     ) -> None:
         self.number = number
         self.name = name
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self.max_num_seqs = max_num_seqs
+        self.num_blocks = limits.num_blocks
+        self.block_size = limits.block_size
+        self.max_num_seqs = limits.max_num_seqs
         self.costs = costs
         self.gauges = gauges
         self.first_token_ns = first_token_ns

@@ -72,8 +72,7 @@ _MATMUL_SHARE = {
 def _gpu(
     name: str,
     aliases: str,
-    gib: float,
-    gb_per_s: float,
+    memory: tuple[float, float],
     tflops: tuple[float | None, float, float | None],
     sms: int,
     link: tuple[str, float],
@@ -88,8 +87,8 @@ def _gpu(
     return Gpu(
         name=name,
         aliases=tuple(aliases.split(", ")) if aliases else (),
-        hbm_bytes=round(gib * GIB),
-        hbm_bytes_per_s=gb_per_s * 1e9,
+        hbm_bytes=round(memory[0] * GIB),
+        hbm_bytes_per_s=memory[1] * 1e9,
         flops=MappingProxyType(rates),
         sms=sms,
         link=link[0],
@@ -108,15 +107,14 @@ _GEN5 = ("PCIe", 64.0)
 _RESERVED = "less the 616 MiB that the driver keeps on an H200"
 _OOM = "usable memory as torch's out-of-memory messages state it"
 
-# name, aliases, usable GiB, GB/s, dense TFLOP/s (bf16, fp16, fp8), SMs, link to peers and link to the host
-# (GB/s one way), source. GB200 and GB300 reach their host over NVLink-C2C at 450 GB/s, and B300 has PCIe 6:
-# they count as PCIe 5 until copies there are measured.
+# name, aliases, memory (usable GiB, GB/s), dense TFLOP/s (bf16, fp16, fp8), SMs, link to peers and link to
+# the host (GB/s one way), source. GB200 and GB300 reach their host over NVLink-C2C at 450 GB/s, and B300 has
+# PCIe 6: they count as PCIe 5 until copies there are measured.
 GPUS: tuple[Gpu, ...] = (
     _gpu(
         "B200",
         "B200 SXM, B200 180GB, HGX B200",
-        178.35,
-        8000,
+        (178.35, 8000),
         (2250, 2250, 4500),
         148,
         _NV5,
@@ -126,8 +124,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "GB200",
         "GB200 NVL72, GB200 186GB",
-        184.31,
-        8000,
+        (184.31, 8000),
         (2500, 2500, 5000),
         152,
         _NV5,
@@ -137,8 +134,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "B300",
         "B300 SXM, HGX B300",
-        267.99,
-        7750,
+        (267.99, 7750),
         (2250, 2250, 4500),
         148,
         _NV5,
@@ -148,8 +144,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "GB300",
         "GB300 NVL72",
-        276.94,
-        8000,
+        (276.94, 8000),
         (2500, 2500, 5000),
         152,
         _NV5,
@@ -159,8 +154,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "RTX PRO 6000",
         "RTX PRO 6000 Blackwell Server Edition, RTX PRO 6000 server, RTX PRO 6000 96GB",
-        94.99,
-        1792,
+        (94.99, 1792),
         (467.8, 467.8, 935.6),
         188,
         _GEN5,
@@ -170,8 +164,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "H200",
         "H200 SXM, H200 141GB, H200 SXM5",
-        139.80059,
-        4800,
+        (139.80059, 4800),
         (989.4, 989.4, 1978.9),
         132,
         _NV4,
@@ -182,8 +175,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "H100 SXM",
         "H100, H100 80GB, H100 SXM5, H100 80GB HBM3, H100 SXM 80GB",
-        79.18,
-        3352,
+        (79.18, 3352),
         (989.4, 989.4, 1978.9),
         132,
         _NV4,
@@ -193,8 +185,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "H100 PCIe",
         "H100 PCIe 80GB, H100 80GB PCIe",
-        79.18,
-        2039,
+        (79.18, 2039),
         (756, 756, 1513),
         114,
         _GEN5,
@@ -204,8 +195,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "H20",
         "H20 96GB, H20 SXM",
-        95.22,
-        4000,
+        (95.22, 4000),
         (148, 148, 296),
         78,
         _NV4,
@@ -215,8 +205,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "A100 80GB",
         "A100 80GB SXM, A100-SXM4-80GB, A100 SXM 80GB, A100-80",
-        79.25,
-        2039,
+        (79.25, 2039),
         (312, 312, None),
         108,
         ("NVLink", 300.0),
@@ -226,8 +215,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "A100 80GB PCIe",
         "A100 PCIe 80GB, A100-PCIE-80GB",
-        79.25,
-        1935,
+        (79.25, 1935),
         (312, 312, None),
         108,
         _GEN4,
@@ -237,8 +225,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "A100 40GB",
         "A100 40GB SXM, A100-SXM4-40GB, A100 SXM 40GB, A100-40",
-        39.49,
-        1555,
+        (39.49, 1555),
         (312, 312, None),
         108,
         ("NVLink", 300.0),
@@ -248,8 +235,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "L40S",
         "L40S 48GB",
-        44.39,
-        864,
+        (44.39, 864),
         (362.05, 362.05, 733),
         142,
         _GEN4,
@@ -259,8 +245,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "L4",
         "L4 24GB",
-        22.03,
-        300,
+        (22.03, 300),
         (121, 121, 242.5),
         58,
         _GEN4,
@@ -270,8 +255,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "A10G",
         "A10G 24GB",
-        22.06,
-        600,
+        (22.06, 600),
         (70, 70, None),
         80,
         _GEN4,
@@ -281,8 +265,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "A10",
         "A10 24GB",
-        22.05,
-        600,
+        (22.05, 600),
         (125, 125, None),
         72,
         _GEN4,
@@ -292,8 +275,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "RTX A6000",
         "A6000, RTX A6000 48GB",
-        47.53,
-        768,
+        (47.53, 768),
         (154.8, 154.8, None),
         84,
         _GEN4,
@@ -303,8 +285,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "RTX 5090",
         "5090, GeForce RTX 5090",
-        31.36,
-        1792,
+        (31.36, 1792),
         (209.5, 209.5, 419),
         170,
         _GEN5,
@@ -314,8 +295,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "RTX 4090",
         "4090, GeForce RTX 4090",
-        23.52,
-        1008,
+        (23.52, 1008),
         (165.2, 165.2, 330.3),
         128,
         _GEN4,
@@ -325,8 +305,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "RTX 3090",
         "3090, GeForce RTX 3090",
-        23.56,
-        936,
+        (23.56, 936),
         (71, 71, None),
         82,
         _GEN4,
@@ -336,8 +315,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "T4",
         "Tesla T4, T4 16GB",
-        14.56,
-        320,
+        (14.56, 320),
         (None, 65, None),
         40,
         _GEN3,
@@ -347,8 +325,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "MI300X",
         "AMD MI300X, Instinct MI300X, MI300X 192GB",
-        191.69,
-        5300,
+        (191.69, 5300),
         (1307.4, 1307.4, 2614.9),
         304,
         ("Infinity Fabric", 448.0),
@@ -358,8 +335,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu(
         "MI325X",
         "AMD MI325X, Instinct MI325X, MI325X 256GB",
-        255.69,
-        6000,
+        (255.69, 6000),
         (1307.4, 1307.4, 2614.9),
         304,
         ("Infinity Fabric", 448.0),

@@ -37,6 +37,8 @@ from pagecast.sim.runs.transfers import RecordedTransfer
 NS = 1_000_000_000
 FINISHED, CANCELLED, REJECTED = "finished", "cancelled", "rejected"
 _FLUSH_S = 0.25
+_Span = tuple[int, int, int]  # content, offset, tokens
+_At = tuple[int, int]  # content, offset
 _COLUMNS = (
     *("index", "arrival_s", "submitted_s", "input_tokens", "output_tokens", "first_token_s", "finish_s"),
     *("cached_tokens", "tokens_out", "cancelled_s", "reason"),
@@ -266,23 +268,14 @@ class _RunBuilder:
         return [row, arrival / NS, at / NS, prompt, output, first, finish, cached, out, cancelled, reason]
 
     def _inputs(self, block_size: int) -> Iterator[dict[str, Any]]:
-        """The requests as they were submitted, prompts as spans: equal tokens have equal names.
-
-        A request's tokens are a text of its own, `row`, except for the blocks that it has in common with an
-        earlier request, which keep the names they have there.
-        """
-        spans: list[list[tuple[int, int, int]]] = []  # of prompt and output of each row
-        first: dict[int, int] = {}  # the row in which a block was named
-        whole: dict[tuple[int, int], int] = {}  # the row in which a prompt was
+        """The requests as they were submitted, prompts as spans: equal tokens have equal names."""
+        names = _Names(block_size)
         for row, (arrival, _, prompt, output, priority, adapter, salt, blocks, tail) in enumerate(
             self._submissions
         ):
             end = self._ended.get(row)
             every = end[6] if end is not None and end[6] else blocks
-            own, generated = _named(row, prompt, every, blocks, tail, block_size, first, spans, whole, output)
-            spans.append([*own, (generated[0], generated[1], output)])
-            for digest in every:
-                first.setdefault(digest, row)
+            own, generated = names.add(prompt, output, (blocks[-1] if blocks else 0, tail), every)
             line = {"arrival_s": arrival / NS, "input_tokens": prompt, "output_tokens": output}
             line |= {"priority": priority} if priority else {}
             line |= {name: text for name, text in (("adapter", adapter), ("salt", salt)) if text}
@@ -295,41 +288,55 @@ class _RunBuilder:
             yield {**line, "spans": own, "output_content": generated[0], "output_offset": generated[1]}
 
 
-def _named(
-    row: int,
-    prompt: int,
-    every: list[int],
-    blocks: list[int],
-    tail: int,
-    block_size: int,
-    first: dict[int, int],
-    spans: list[list[tuple[int, int, int]]],
-    whole: dict[tuple[int, int], int],
-    output: int,
-) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:
-    """A row's prompt as spans, and its output as (content, offset)."""
-    common = 0
-    while common < len(every) and every[common] in first:
-        common += 1
-    key = (blocks[-1] if blocks else 0, tail)
-    twin = whole.setdefault(key, row)
-    if twin != row and common * block_size > prompt:
-        # The same prompt was answered with the same tokens before: the answer keeps its name too.
-        other = first[every[common - 1]]
-        own = _cut(spans[other], prompt)
-        content, offset, _ = _cut_from(spans[other], prompt)
-        return own, (content, offset)
-    common = min(common, prompt // block_size)
-    shared = common * block_size
-    own = _cut(spans[first[every[common - 1]]], shared) if common else []
-    if shared < prompt:
-        if twin != row:
-            return _cut(spans[twin], prompt), (row, prompt)
-        own = [*own, (row, shared, prompt - shared)]
-    return own, (row, prompt)
+class _Names:
+    """Names for the tokens of requests, told by the digests of their blocks of `block_size` tokens.
+
+    A request's tokens are a text of its own, `row`, except for the blocks that it has in common with an
+    earlier request, which keep the names they have there.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._spans: list[list[_Span]] = []  # of prompt and output of each row
+        self._first: dict[int, int] = {}  # the row in which a block was named
+        self._whole: dict[tuple[int, int], int] = {}  # the row in which a prompt was
+
+    def add(
+        self, prompt: int, output: int, key: tuple[int, int], every: list[int]
+    ) -> tuple[list[_Span], _At]:
+        """The next row's prompt as spans, and where its output lies.
+
+        `key` tells whole prompts apart; `every`: the digests of the blocks, of the output's as well.
+        """
+        row = len(self._spans)
+        own, generated = self._name(row, prompt, key, every)
+        self._spans.append([*own, (*generated, output)])
+        for digest in every:
+            self._first.setdefault(digest, row)
+        return own, generated
+
+    def _name(self, row: int, prompt: int, key: tuple[int, int], every: list[int]) -> tuple[list[_Span], _At]:
+        spans, first = self._spans, self._first
+        common = 0
+        while common < len(every) and every[common] in first:
+            common += 1
+        twin = self._whole.setdefault(key, row)
+        if twin != row and common * self._block_size > prompt:
+            # The same prompt was answered with the same tokens before: the answer keeps its name too.
+            other = spans[first[every[common - 1]]]
+            content, offset, _ = _cut_from(other, prompt)
+            return _cut(other, prompt), (content, offset)
+        common = min(common, prompt // self._block_size)
+        shared = common * self._block_size
+        own = _cut(spans[first[every[common - 1]]], shared) if common else []
+        if shared < prompt:
+            if twin != row:
+                return _cut(spans[twin], prompt), (row, prompt)
+            own = [*own, (row, shared, prompt - shared)]
+        return own, (row, prompt)
 
 
-def _cut(spans: list[tuple[int, int, int]], length: int) -> list[tuple[int, int, int]]:
+def _cut(spans: list[_Span], length: int) -> list[_Span]:
     """The first `length` tokens of a text."""
     parts = []
     for content, offset, size in spans:
@@ -340,7 +347,7 @@ def _cut(spans: list[tuple[int, int, int]], length: int) -> list[tuple[int, int,
     return parts
 
 
-def _cut_from(spans: list[tuple[int, int, int]], start: int) -> tuple[int, int, int]:
+def _cut_from(spans: list[_Span], start: int) -> _Span:
     """The piece of a text in which token `start` lies, from there on."""
     for content, offset, size in spans:
         if start < size:

@@ -15,6 +15,7 @@ from typing import Any
 
 import flash_peer
 import torch
+from pagecast.engine.kernel_bench import PagedBatch
 from pagecast.sim.machine.models import model as find_model
 from torch import Tensor
 
@@ -124,7 +125,8 @@ def _stand_in() -> None:
     ) -> Tensor:
         out = torch.empty_like(q)
         lens = None if block_table is None else cu_seqlens_k[1:] - cu_seqlens_k[:-1]
-        flash_peer.attend(q, k, v, out, cu_seqlens_q, lens, block_table, max_seqlen_q, max_seqlen_k)
+        batch = PagedBatch(cu_seqlens_q, lens, block_table, max_seqlen_q, max_seqlen_k)
+        flash_peer.attend(q, k, v, out, batch)
         return out
 
     starts: dict[int, Tensor] = {}
@@ -144,7 +146,7 @@ def _stand_in() -> None:
             starts[n] = torch.arange(n + 1, dtype=torch.int32, device=q.device)
         out = torch.empty_like(flat)
         longest = block_table.shape[1] * k.shape[1]
-        flash_peer.attend(flat, k, v, out, starts[n], cache_seqlens, block_table, 1, longest)
+        flash_peer.attend(flat, k, v, out, PagedBatch(starts[n], cache_seqlens, block_table, 1, longest))
         return out.unsqueeze(1)
 
     module: Any = types.ModuleType("flash_attn")

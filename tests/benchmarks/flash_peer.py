@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pagecast.engine.kernel_bench import PagedBatch
 from torch import Tensor
 
 NAME = "FA3"
@@ -34,21 +35,19 @@ def load() -> bool:
     return True
 
 
-def schedule(
-    q: Tensor, k_cache: Tensor, seq_lens: Tensor, starts: Tensor, max_query: int, max_len: int
-) -> Tensor:
+def schedule(q: Tensor, k_cache: Tensor, batch: PagedBatch) -> Tensor:
     """FlashAttention-3's own plan of a step (made once a step by its users, so not timed)."""
     return torch.ops._vllm_fa3_C.get_scheduler_metadata(
-        seq_lens.shape[0],
-        max_query,
-        max_len,
+        batch.starts.shape[0] - 1,
+        batch.most_queries,
+        batch.most_tokens,
         q.shape[1],
         k_cache.shape[2],
         q.shape[2],
         q.shape[2],
         q.dtype,
-        seq_lens,
-        starts,
+        batch.seq_lens,
+        batch.starts,
         None,
         None,
         None,
@@ -66,18 +65,9 @@ def schedule(
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    starts: Tensor,
-    seq_lens: Tensor | None,
-    block_table: Tensor | None,
-    max_query: int,
-    max_len: int,
-    plan: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, batch: PagedBatch, plan: Tensor | None = None
 ) -> None:
-    """Causal attention, paged where `block_table` is given; else k and v are [tokens, kv_heads, dim]."""
+    """Causal attention, paged where the batch has a table; else k and v are [tokens, kv_heads, dim]."""
     none: Any = None
     torch.ops._vllm_fa3_C.fwd(
         q,
@@ -87,14 +77,14 @@ def attend(
         none,
         none,
         out,
-        starts,
-        starts if block_table is None else none,
+        batch.starts,
+        batch.starts if batch.block_table is None else none,
         none,
         none,
-        seq_lens,
-        max_query,
-        max_len,
-        block_table,
+        batch.seq_lens,
+        batch.most_queries,
+        batch.most_tokens,
+        batch.block_table,
         none,
         none,
         none,

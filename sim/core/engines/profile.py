@@ -18,6 +18,7 @@ from pagecast.sim.core.memory.eviction_orders import ReuseOrder
 from pagecast.sim.core.memory.kv_memory import KvMemory, MakeGroups, one_full_group
 from pagecast.sim.core.memory.memory import OffloadableMemory
 from pagecast.sim.core.memory.partial_reuse import PartialReuse
+from pagecast.sim.core.memory.pool import BlockPool
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.parts import Parts
 from pagecast.sim.core.queue import Order, Queue
@@ -158,15 +159,12 @@ class Profile:
         if limits.partial_reuse and limits.caching:
             partial = PartialReuse(limits.block_size, copies=limits.partial_reuse == "copy")
         return KvMemory(
-            limits.num_blocks,
+            BlockPool(limits.num_blocks, eviction, log, ledger, partial_reuse=partial is not None),
             limits.block_size,
-            log=log,
             progress=running.findable,
             caching=limits.caching,
-            eviction=eviction,
-            ledger=ledger,
-            partial_reuse=partial,
             groups=self.groups,
+            partial_reuse=partial,
         )
 
     def _lifecycle(

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import cycle, islice
 
-from pagecast.sim.core.events import EventLog
-from pagecast.sim.core.memory.eviction import Eviction, LeastRecentlyUsed
 from pagecast.sim.core.memory.expiry import Expiry
 from pagecast.sim.core.memory.group import NOTHING, FullGroup, Group, Progress
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
@@ -32,7 +30,7 @@ def one_full_group(pool: BlockPool, block_size: int, caching: bool, progress: Pr
 
 
 class KvMemory(OffloadableMemory):
-    """The blocks of one replica.
+    """The blocks of one replica, in `pool`.
 
     `block_size` is in tokens. `caching`: whether content may be found again. `progress(request)` says how
     many tokens of a generating request may be published by now.
@@ -40,38 +38,29 @@ class KvMemory(OffloadableMemory):
 
     def __init__(
         self,
-        num_blocks: int,
+        pool: BlockPool,
         block_size: int,
         *,
-        log: EventLog,
         progress: Progress,
-        caching: bool = True,
-        eviction: Eviction | None = None,
-        ledger: TenantLedger | None = None,
-        groups: MakeGroups = one_full_group,
+        caching: bool,
+        groups: MakeGroups,
         partial_reuse: PartialReuse | None = None,
     ) -> None:
-        self.num_blocks = num_blocks
+        self.num_blocks = pool.num_blocks
         self.block_size = block_size
         self.caching = caching
-        self.log = log
-        self.pool = BlockPool(
-            num_blocks,
-            eviction or LeastRecentlyUsed(blanks_first=caching),
-            log,
-            ledger,
-            partial_reuse=partial_reuse is not None,
-        )
+        self.log = pool.log
+        self.pool = pool
         self.untold = ""
-        self.groups: tuple[Group, ...] = tuple(groups(self.pool, block_size, caching, progress))
+        self.groups: tuple[Group, ...] = tuple(groups(pool, block_size, caching, progress))
         self._first = self.groups[0]
         self._single = len(self.groups) == 1
         self._no_hit = Hit(0, 0, 0, (NOTHING,) * len(self.groups))
         self.partial_reuse = partial_reuse
         if partial_reuse is not None:
             partial_reuse.serve(self._first)
-        timed = self.pool.eviction.timed
-        self.expiry = None if timed is None else Expiry(self.pool, timed)
+        timed = pool.eviction.timed
+        self.expiry = None if timed is None else Expiry(pool, timed)
         self.detached: list[Holding] = []  # taken from their requests, and still to be given back
         self.recomputes_block = False  # leave the last block of a hit out of it (see `Drafter`)
         self.crossing_blocks = len(self.groups)  # blocks per block of a sequence: one in each group

@@ -4,6 +4,7 @@ from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pagecast.sim.core.limits import Limits
 from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.fleet.gauges import NOTHING
 from pagecast.sim.fleet.query import Prompts, Query
@@ -73,8 +74,7 @@ def test_the_choice_is_the_first_or_a_drawn_one_of_the_cheapest(replicas, differ
         View(
             number,
             f"replica-{number}",
-            num_blocks=blocks,
-            max_num_seqs=4,
+            limits=Limits(blocks, max_num_seqs=4),
             costs=COSTS["L4" if different and number % 3 == 1 else "H200"],
             gauges=lambda now: NOTHING,
             first_token_ns=lambda row: tokens.get(row, 1 << 62),

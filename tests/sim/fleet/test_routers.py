@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.limits import Limits
 from pagecast.sim.fleet.gauges import Gauges
 from pagecast.sim.fleet.query import Prompts, Query
 from pagecast.sim.fleet.routers.dynamo import Dynamo, softmax_draw
@@ -218,7 +219,7 @@ def test_cost_weighs_the_queue_against_the_prefix():
     """A replica that has the prompt is left alone once its queue costs more than computing the prompt."""
     prompts = prompts_of([[1] * 8] + [[number] * 8 for number in range(2, 12)] + [[1] * 8], 512)
     costs = Scenario(costs="roofline").step_costs()
-    views = views_of(2, costs=costs, num_blocks=30_000)
+    views = views_of(2, costs=costs, limits=Limits(30_000))
     router = router_of("cost")
     send(router, Query(prompts, 0, 0), views[0])
     views[0].prefill_rows.clear()
