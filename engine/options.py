@@ -7,48 +7,51 @@ from dataclasses import dataclass, fields
 from pagecast.engine.ngram import engine_speculation
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.option import option
 from pagecast.sim.core.tier_spec import EvictionPolicy, HostTierSpec, OffloadingPolicy
 from pagecast.sim.speculation.config import SpeculativeConfig
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 KV_DTYPES = ("auto", "fp8", "fp8_e4m3")
+POLICIES = ("fcfs", "priority")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Limits are the scheduler's; names are vLLM's where it has them.
+    """Options of the engine, in vLLM's names where it has them. Those of the scheduler are its limits.
 
-    `device`: auto (a CUDA GPU), cuda or cpu. `num_blocks` None: what fits `gpu_memory_utilization` of the
-    GPU's memory. `dtype` auto: the checkpoint's, float32 on the CPU. `kv_cache_dtype` auto: that dtype; fp8:
-    e4m3 with a scale of 1. `attention`: auto, triton, flash-attn
-    or torch. `pipeline_depth` 1 plans a step while its predecessor runs (None: it does, unless requests
-    speculate). `speculative_config`: n-grams, as `ngram:3` or vLLM's JSON. `tensor_parallel_size` GPUs hold a
-    share of the model each; with `enable_expert_parallel`, of a mixture's experts each GPU has some, whole.
-    `kv_offloading_size`: GiB of host memory that KV blocks are offloaded to; the fields after it are as in a
-    scenario. `seed` is for requests that have none, and for random weights.
+    `option` declares those that a scenario lacks, or that the engine answers otherwise; `flat` is their name
+    on the command line. The others are described as a scenario's fields. `kv_cache_dtype` auto: that of the
+    computation; fp8: e4m3 with a scale of 1. With `tensor_parallel_size`, each GPU holds a share of the
+    model; with `enable_expert_parallel`, some of a mixture's experts, whole. `pipeline_depth` 1 plans a step
+    while its predecessor runs. `seed` is for requests that have none, and for random weights.
     """
 
+    random_weights: bool = option("random weights, for timing without a download", False)
+    device: str = option("auto (a CUDA GPU), cuda or cpu", "auto")
+    dtype: str = option("auto (the checkpoint's; float32 on the CPU), bfloat16, float16, float32", "auto")
+    attention: str = option("auto (triton on a GPU, torch elsewhere), triton, flash-attn, torch", "auto")
+    enforce_eager: bool = option("no CUDA graphs", False)
     block_size: int = 16
-    num_blocks: int | None = None
+    num_blocks: int | None = option(
+        "usable KV blocks [what fits; 1024 on the CPU]", None, flat="num_gpu_blocks"
+    )
     gpu_memory_utilization: float = 0.9
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
-    max_model_len: int | None = None
-    device: str = "auto"
-    dtype: str = "auto"
+    max_model_len: int | None = option("longest prompt + output [the model's]", None)
     kv_cache_dtype: str = "auto"
-    attention: str = "auto"
-    pipeline_depth: int | None = None
-    scheduling_policy: str = "fcfs"
+    pipeline_depth: int | None = option(
+        "plan a step while the last one runs [on; off with speculation]", None, flat="async_scheduling"
+    )
+    scheduling_policy: str = option(f"queue order: {' or '.join(POLICIES)}", "fcfs")
     enable_prefix_caching: bool = True
-    speculative_config: str | None = None
+    speculative_config: str | None = option("speculation by n-grams, as ngram:3 or vLLM's JSON [none]", None)
     kv_offloading_size: float | None = None
     kv_offloading_eviction_policy: EvictionPolicy = "lru"
     kv_offloading_block_size: int | None = None
     offload_prompt_only: bool = True
     kv_offloading_store_threshold: int = 0
-    enforce_eager: bool = False
-    random_weights: bool = False
     tensor_parallel_size: int = 1
     enable_expert_parallel: bool = False
     seed: int = 0

@@ -11,64 +11,52 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import Field, fields
 from typing import Annotated, Any
 
 import typer
-from pagecast.engine.options import Options
+from pagecast.engine.options import POLICIES, Options
 from pagecast.planner_app.commands.field_options import Gather, parameter, scenario_fields
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.scenario import value_type
+from pagecast.sim.core.option import Option
+from pagecast.sim.scenario import Scenario, value_type
 
 EngineOptions = dict[str, Any]
 _ON_OFF = "--{0}/--no-{0}"
-_POLICIES = ("fcfs", "priority")
-_NAMED_APART = {"num_gpu_blocks": "num_blocks", "async_scheduling": "pipeline_depth"}
-_ALONE: dict[str, Any] = {  # in the order of `--help`, before the scenario's
-    "random_weights": typer.Option("--random-weights", help="random weights, for timing without a download"),
-    "device": typer.Option(help="auto (a CUDA GPU), cuda or cpu"),
-    "dtype": typer.Option(help="auto (the checkpoint's; float32 on the CPU), bfloat16, float16, float32"),
-    "attention": typer.Option(help="auto (triton on a GPU, torch elsewhere), triton, flash-attn, torch"),
-    "enforce_eager": typer.Option("--enforce-eager", help="no CUDA graphs"),
-}
-_ABOUT = {  # where the engine's answer to an option that is not given is another than a scenario's
-    "num_gpu_blocks": "usable KV blocks [what fits; 1024 on the CPU]",
-    "max_model_len": "longest prompt + output [the model's]",
-    "scheduling_policy": f"queue order: {' or '.join(_POLICIES)}",
-    "async_scheduling": "plan a step while the last one runs [on; off with speculation]",
-    "speculative_config": "speculation by n-grams, as ngram:3 or vLLM's JSON [none]",
-}
-_DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(Options)}
 
 
-def engine_fields() -> list[str]:
+def _declared(one: Field[Any]) -> Option:
+    """What the engine says of a field; nothing for those that are described as a scenario's."""
+    declared: Option = one.metadata.get("declared", Option(""))
+    return declared
+
+
+_FIELDS = {_declared(one).flat or one.name: one for one in fields(Options)}
+"""The engine's fields by their names on the command line."""
+
+
+def engine_fields(kind: type[Scenario] = Scenario) -> list[str]:
     """The scenario's fields that the engine is started with too; the seed is a command's own."""
-    names = [name for name in scenario_fields() if _NAMED_APART.get(name, name) in _DEFAULTS]
-    return [name for name in names if name != "seed"]
+    return [name for name in kind.flat_fields() if name in _FIELDS and name != "seed"]
 
 
-def _engine_only_options() -> list[inspect.Parameter]:
-    names = [name for name in _ALONE if name not in engine_fields()]
-    return [parameter(name, type(_DEFAULTS[name]) | None, _ALONE[name], None) for name in names]
-
-
-EngineOnly = Annotated[EngineOptions, Gather(_engine_only_options(), dict)]
-"""The options that only the engine has, for a command that has those of a scenario too: those given."""
+def _alone_names() -> list[str]:
+    """The options that only the engine has."""
+    return [name for name in _FIELDS if name not in scenario_fields()]
 
 
 def engine_options(given: Mapping[str, Any]) -> EngineOptions:
     """The engine's arguments among options that were given; the others are left to the engine."""
-    names = [*_ALONE, *engine_fields()]
+    names = [*_alone_names(), *engine_fields()]
     return _named({name: given[name] for name in names if name in given})
 
 
 def changed_options(options: EngineOptions) -> dict[str, Any]:
     """The values that are not the engine's defaults, by their options' names without dashes."""
-    on_command_line = {theirs: name for name, theirs in _NAMED_APART.items()}
     return {
-        on_command_line.get(name, name).replace("_", "-"): value
-        for name, value in options.items()
-        if value != _DEFAULTS[name]
+        name.replace("_", "-"): options[one.name]
+        for name, one in _FIELDS.items()
+        if one.name in options and options[one.name] != one.default
     }
 
 
@@ -77,8 +65,9 @@ def engine_gather(*, without: Sequence[str] = (), defaults: Mapping[str, Any] | 
 
     `without`: fields that the command does not take; `defaults` replace the engine's own.
     """
-    usual = {**_DEFAULTS, "num_gpu_blocks": None, "async_scheduling": None, **(defaults or {})}
-    alone = [name for name in _ALONE if name not in (*engine_fields(), *without)]
+    usual: dict[str, Any] = {name: one.default for name, one in _FIELDS.items()}
+    usual.update(defaults or {})
+    alone = [name for name in _alone_names() if name not in without]
     shared = [name for name in engine_fields() if name not in without]
     values = {name: usual[name] for name in (*alone, *shared)}
     options = [_alone(name, values[name]) for name in alone]
@@ -87,17 +76,31 @@ def engine_gather(*, without: Sequence[str] = (), defaults: Mapping[str, Any] | 
 
 
 def _alone(name: str, default: Any) -> inspect.Parameter:
-    option = _ALONE[name]
-    if default is True:
-        option = typer.Option(_ON_OFF.format(name.replace("_", "-")), help=option.help)
-    return parameter(name, type(default), option, default)
+    return parameter(name, type(default), _alone_option(name, on_off=default is True), default)
+
+
+def _alone_option(name: str, *, on_off: bool = False) -> Any:
+    written = name.replace("_", "-")
+    names = _ON_OFF.format(written) if on_off else f"--{written}"
+    return typer.Option(names, help=_declared(_FIELDS[name]).about)
+
+
+def _engine_only_options() -> list[inspect.Parameter]:
+    return [
+        parameter(name, type(_FIELDS[name].default) | None, _alone_option(name), None)
+        for name in _alone_names()
+    ]
+
+
+EngineOnly = Annotated[EngineOptions, Gather(_engine_only_options(), dict)]
+"""The options that only the engine has, for a command that has those of a scenario too: those given."""
 
 
 def _shared(name: str, default: Any) -> inspect.Parameter:
     info = scenario_fields()[name]
     kind = value_type(info)
     names = (_ON_OFF.format(name.replace("_", "-")),) if kind is bool else ()
-    option = typer.Option(*names, help=_ABOUT.get(name, info.description))
+    option = typer.Option(*names, help=_declared(_FIELDS[name]).about or info.description)
     return parameter(name, kind | None if default is None else kind, option, default)
 
 
@@ -105,9 +108,9 @@ def _named(values: dict[str, Any]) -> EngineOptions:
     """As `Options` names them. Errors: BadInput under an option's own name."""
     _check_least(values)
     policy = values.get("scheduling_policy")
-    if policy not in (None, *_POLICIES):
-        raise BadInput(f"--scheduling-policy {policy!r} is not the engine's; choose {' or '.join(_POLICIES)}")
-    options = {_NAMED_APART.get(name, name): value for name, value in values.items()}
+    if policy not in (None, *POLICIES):
+        raise BadInput(f"--scheduling-policy {policy!r} is not the engine's; choose {' or '.join(POLICIES)}")
+    options = {_FIELDS[name].name: value for name, value in values.items()}
     if options.get("pipeline_depth") is not None:
         options["pipeline_depth"] = int(options["pipeline_depth"])
     return options
@@ -115,9 +118,11 @@ def _named(values: dict[str, Any]) -> EngineOptions:
 
 def _check_least(values: dict[str, Any]) -> None:
     """Of numbers that the engine has other names for. Errors: BadInput below what a scenario takes."""
-    for name in _NAMED_APART:
-        value = values.get(name)
+    for name, one in _FIELDS.items():
+        value = None if name == one.name else values.get(name)
+        if value is None:
+            continue
         for bound in scenario_fields()[name].metadata:
-            if value is not None and value < getattr(bound, "ge", value):
+            if value < getattr(bound, "ge", value):
                 option = name.replace("_", "-")
                 raise BadInput(f"--{option} is {value}; it must be at least {bound.ge}")
