@@ -226,7 +226,7 @@ def bench_command(
 ) -> None:
     """Runs the 256-request benchmark: output tokens per second, and how much of the time the floor is.
 
-    With --kernels: what attention, store and copies reach on this GPU, beside its own ceilings.
+    With --kernels: what attention and copies reach on this GPU, beside its own ceilings.
     """
     if ask.kernels:
         _kernel_tables()
