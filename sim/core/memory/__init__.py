@@ -1,1 +1,1 @@
-"""KV memory: blocks, the prefix tree, eviction orders and KV groups, behind one door, the protocol in `memory.py`."""
+"""KV memory: blocks, the prefix tree, eviction orders and KV groups, behind the protocol of `memory.py`."""
