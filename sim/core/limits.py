@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import GroupSpec, check_groups
@@ -102,6 +102,18 @@ class Limits:
             raise BadInput("partial reuse copies blocks that a load may overwrite; leave out the host tier")
         if self.groups:
             check_groups(self.groups, self.block_size, caching=self.caching)
+
+    def options(self) -> dict[str, Any]:
+        """The limits of the scheduler under the names that vLLM gives its options."""
+        return {
+            "block_size": self.block_size,
+            "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": self.max_num_batched_tokens,
+            "max_model_len": self.max_model_len,
+            "scheduling_policy": self.policy,
+            "async_scheduling": bool(self.pipeline_depth),
+            "enable_prefix_caching": self.caching,
+        }
 
     def settings(self, default: Settings) -> Settings:
         """The engine's settings, or these where none are given. Errors: BadInput for another engine's."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.pieces import WindowLine
-from pagecast.sim.costs.step_costs import FEMTO, Batch, DecodeLine
+from pagecast.sim.costs.step_costs import FEMTO, Batch, DecodeLine, StepCosts
 from pagecast.sim.machine.gpus import Gpu
 from pagecast.sim.machine.graphs import GRAPH_LARGEST
 from pagecast.sim.machine.model_facts import Linear, ModelFacts, attended_pairs
@@ -73,8 +73,8 @@ class Efficiencies:
     pcie_latency_s: float = 30e-6
 
 
-class Roofline:
-    """Costs of `model` on `tensor_parallel_size` GPUs; implements `StepCosts`.
+class Roofline(StepCosts):
+    """Costs of `model` on `tensor_parallel_size` GPUs.
 
     `misfits`: calibrations that do not fit, by name with the reason, None where none was looked for;
     `unmeasured`: why measured operations do not cover the set-up. Errors: `BadInput` for a tensor-parallel
@@ -159,14 +159,6 @@ class Roofline:
         """CPU time a step of `requests` requests adds when nothing overlaps it."""
         return self._host_step_ns + requests * self._host_request_ns
 
-    def warm_ns(self, after: int) -> int:
-        # Clocks are taken as steady.
-        return 0
-
-    def shared_ns(self, tokens: int, requests: int) -> int:
-        # What a cache spares the memory is left out of a bound from first principles.
-        return 0
-
     def arrival_ns(self, input_tokens: int) -> int:
         """CPU time between steps for one arriving request."""
         return self._arrival_ns
@@ -182,12 +174,6 @@ class Roofline:
             mixture=MIXTURE_ERRORS if self.model.moe else None,
             windows=bool(self._windows),
         )
-
-    def outside(
-        self, longest_context: int, most_tokens: int, most_requests: int, block_size: int
-    ) -> Note | None:
-        # Costs from first principles have no range that they were fitted to.
-        return None
 
     # -- the parts -------------------------------------------------------------------------------
 

@@ -107,7 +107,11 @@ class DecodeLine(NamedTuple):
 
 
 class StepCosts(Protocol):
-    """A cost model: `Roofline`, `CalibratedCosts` or any object with these methods."""
+    """A cost model: `Roofline`, `CalibratedCosts` or any object with these methods.
+
+    A subclass inherits the answers of a model that no run was fitted to: clocks are steady, sharing spares
+    nothing, and no size is out of range.
+    """
 
     name: str
 
@@ -129,7 +133,7 @@ class StepCosts(Protocol):
     def warm_ns(self, after: int) -> int:
         """Device time added to a decode step right after a step with prompts, of `after` tokens in all: what
         it and the next ones lose to a GPU that has just done much arithmetic."""
-        ...
+        return 0
 
     def shared_ns(self, tokens: int, requests: int) -> int:
         """Device time that a step of `requests` decoding requests saves where `tokens` of their context are
@@ -137,7 +141,7 @@ class StepCosts(Protocol):
 
         It is the same for all steps of a stretch of decode steps, and never more than their contexts take.
         """
-        ...
+        return 0
 
     def host_ns(self, requests: int) -> int:
         """CPU time a step of `requests` requests adds when nothing overlaps it."""
@@ -159,4 +163,4 @@ class StepCosts(Protocol):
         The replay's largest values: `longest_context` tokens in a request, `most_tokens` computed in a step,
         `most_requests` decoding in a step. `block_size` is in tokens.
         """
-        ...
+        return None

@@ -35,7 +35,6 @@ from pagecast.sim.core.memory.prefix_search import NO_HIT, PrefixSearch
 from pagecast.sim.core.memory.ranked_extent_pool import RankedExtentPool
 from pagecast.sim.core.memory.table import Leaver, Table
 from pagecast.sim.core.memory.tables import Tables
-from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.memory.windows import Windows
 from pagecast.sim.core.request import Request
 
@@ -578,15 +577,6 @@ class HybridMemory(OffloadableMemory):
     def evicted_blocks(self) -> int:
         """Blocks with findable content that were taken for other content so far."""
         return self.extents.evicted_blocks
-
-    @property
-    def ledger(self) -> TenantLedger | None:
-        """Tenants are not told apart."""
-        return None
-
-    def eviction_figures(self) -> dict[str, object]:
-        """Neither vLLM's order nor those by reuse have figures."""
-        return {}
 
     def shared_tokens(self) -> int:
         """Tokens that sharing saves: those in all block tables, minus those in blocks in use."""

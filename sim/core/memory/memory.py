@@ -161,9 +161,11 @@ class Memory(Protocol):
     @property
     def ledger(self) -> TenantLedger | None:
         """The tenants' accounts; None where they are not told apart."""
+        return None
 
     def eviction_figures(self) -> dict[str, object]:
         """The figures of the eviction order; empty for one that has none."""
+        return {}
 
     def shared_tokens(self) -> int:
         """Tokens that sharing saves: those in all block tables, minus those in blocks in use."""

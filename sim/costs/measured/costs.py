@@ -1,4 +1,4 @@
-"""`MeasuredCosts`: step costs composed of measured operations; implements `StepCosts`."""
+"""`MeasuredCosts`: step costs composed of measured operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pagecast.sim.costs.measured.operations import Operations
 from pagecast.sim.costs.measured.packing import Floats
 from pagecast.sim.costs.measured.ragged import RaggedPieces
 from pagecast.sim.costs.measured.spread import KNOWN_HOST, UNKNOWN_HOST, spread_of
-from pagecast.sim.costs.step_costs import FEMTO, Batch, DecodeLine
+from pagecast.sim.costs.step_costs import FEMTO, Batch, DecodeLine, StepCosts
 from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.note import Note
 
@@ -30,8 +30,8 @@ _MOST_CHUNKS = 1 << 16
 _CONTEXTS = np.array([0, *(2**power - 1 for power in range(7, 18))], np.float64)
 
 
-class MeasuredCosts:
-    """Costs of a model composed of `operations`.
+class MeasuredCosts(StepCosts):
+    """Costs of a model composed of `operations`; beyond the measured sizes they are extrapolated in a line.
 
     `pipeline_depth` 1 hides the host's time. Steps of up to the last of `graph_sizes` tokens are padded to
     these. `misfits`: calibrations that do not fit, by name with the reason. `corrections`, where they were
@@ -171,14 +171,6 @@ class MeasuredCosts:
         """CPU time a step of `requests` requests adds when nothing overlaps it."""
         return self._host_step_ns + requests * self._host_request_ns
 
-    def warm_ns(self, after: int) -> int:
-        # Clocks are taken as steady.
-        return 0
-
-    def shared_ns(self, tokens: int, requests: int) -> int:
-        # What a cache spares the memory was not measured.
-        return 0
-
     def arrival_ns(self, input_tokens: int) -> int:
         """CPU time between steps for one arriving request."""
         return round((self.host.arrival + self.host.arriving_token * input_tokens) * 1e9)
@@ -211,12 +203,6 @@ class MeasuredCosts:
         if self.operations.windowed:
             return WINDOWED_PERCENTS
         return {"tpot_percent": TPOT_PERCENT, "e2e_percent": E2E_PERCENT, "ttft_percent": TTFT_PERCENT}
-
-    def outside(
-        self, longest_context: int, most_tokens: int, most_requests: int, block_size: int
-    ) -> Note | None:
-        # Beyond the measured sizes times are extrapolated in a line.
-        return None
 
     # -- the parts -------------------------------------------------------------------------------
 

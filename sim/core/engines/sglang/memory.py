@@ -18,7 +18,6 @@ from pagecast.sim.core.memory.head_start import NO_START, HeadStart
 from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.memory import Growth, Memory
 from pagecast.sim.core.memory.pool import Watcher
-from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.request import Request
 
 _NO_HIT = Hit(0, 0, 0, ())
@@ -257,15 +256,6 @@ class RadixMemory(Memory):
     def evicted_blocks(self) -> int:
         """Pages with findable content that were evicted so far."""
         return self._evicted
-
-    @property
-    def ledger(self) -> TenantLedger | None:
-        """Tenants are not told apart."""
-        return None
-
-    def eviction_figures(self) -> dict[str, object]:
-        """Leaf orders have no figures."""
-        return {}
 
     def shared_tokens(self) -> int:
         """Tokens that sharing saves: those that requests have locked, minus those that are locked."""
