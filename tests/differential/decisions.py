@@ -155,6 +155,8 @@ def _packed(run: Decisions) -> dict[str, Any]:
     served = [list(column) for column in zip(*run.served, strict=True)]
     if all(one.cancelled_us < 0 for one in run.served):
         served.pop()
+        if not run.transfers:
+            served.pop()  # no tokens from a host
     packed = {"seed": run.seed, "checksum": run.checksum, "steps": columns, "served": served}
     if run.contents:
         packed["contents"] = run.contents
@@ -165,8 +167,6 @@ def _packed(run: Decisions) -> dict[str, Any]:
         packed["delivered"] = [gaps, [one.job for one in run.delivered]]
         if run.lost:
             packed["lost"] = run.lost
-    else:
-        packed["served"] = served[: Served._fields.index("external_tokens")]
     return packed
 
 

@@ -1,6 +1,7 @@
 """A driver of vLLM's own scheduler in virtual time, without a GPU: prints what it decided, a line per seed.
 
     python drive_vllm.py FIRST LAST [FEATURE...]
+    python drive_vllm.py FIRST LAST --families plain,keys --limit-s 40
 
 runs with the interpreter that has vLLM (see README.md). The scheduler and KV cache manager are vLLM's; this
 script takes the engine's part: it hands requests in, pretends to compute steps for as long as the
@@ -13,9 +14,11 @@ With asynchronous scheduling one plan is made while another is being computed.
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -30,12 +33,11 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path.insert(0, str(Path(__file__).parent))
 
-import hybrid_specifications
-import specifications
 import torch
 import virtual_disk
 from contents import Contents
 from decisions import BlockTrail, Decisions, Delivered, EventDigests, Served, Step, disk_job, to_line
+from families import EVENTS, FAMILIES, scenario
 from host_tier import TransferDigests
 from hybrid_specifications import HYBRID
 from specifications import Spec, checksum
@@ -85,12 +87,11 @@ BLOCK_BYTES = 4096  # any multiple of a page will do
 
 
 class Deadlock(Exception):
-    """vLLM plans nothing any more although requests wait: a loaded request behind the first holds the blocks
-    that this one needs."""
+    """vLLM plans nothing any more although requests wait: as a loaded request behind the first holds the
+    blocks that this one needs, or as the pool is too small by its rules."""
 
 
 MOST_IDLE_PLANS = 2_000  # plans of transfers alone: with more of them somebody is promoted for ever
-EVENTS = "events"  # compare whole KV events, not contents alone
 PLACEHOLDER = 1 << 44  # the token that stands for a part of any image
 STOP = 0  # the token that ends an output early
 PRIVATE_PROMPT = 1_000_000  # content ids of what a specification gives no name
@@ -135,6 +136,9 @@ class OrderedSet(dict[Any, None]):
     def remove(self, value: Any) -> None:
         del self[value]
 
+    def discard(self, value: Any) -> None:
+        dict.pop(self, value, None)
+
     def update(self, values: Any) -> None:
         super().update(dict.fromkeys(values))
 
@@ -147,6 +151,17 @@ class OrderedSet(dict[Any, None]):
 
 
 offloading_scheduler.set = OrderedSet  # type: ignore[attr-defined]
+
+
+def ends_of(job: Any) -> Any:
+    """(source, destination) of a job: before 0.26 one pair."""
+    return job.transfer_spec if hasattr(job, "transfer_spec") else (job.src_spec, job.dst_spec)
+
+
+def waiting_of(scheduler: Any) -> int:
+    """Requests in both of its queues: since 0.31 the second has those that hold blocks."""
+    second = "skipped_waiting" if hasattr(scheduler, "skipped_waiting") else "kv_holding_waiting"
+    return len(scheduler.waiting) + len(getattr(scheduler, second))
 
 
 class Worker:
@@ -171,13 +186,13 @@ class Worker:
             self._submit("store", number, job, max(now_us, device_free_us), None)
         for number, job in metadata.load_jobs.items():
             self._submit("load", number, job, now_us, job.req_id)
-            self._loads[number] = {int(block) for block in job.transfer_spec[1].block_ids}
+            self._loads[number] = {int(block) for block in ends_of(job)[1].block_ids}
         self._stores = dict(metadata.store_jobs)
         waited = [self.ends[number][0] for number in metadata.jobs_to_flush or () if number in self.ends]
         return max([now_us, *waited])
 
     def _submit(self, way: str, number: int, job: Any, now_us: int, waiting: str | None) -> None:
-        device = job.transfer_spec[way == "load"]
+        device = ends_of(job)[way == "load"]
         begin = max(now_us, self._free_us[way])
         end = begin + self._links["latency_us"] + self._links[f"{way}_us"] * len(device.block_ids)
         self._free_us[way] = end
@@ -260,6 +275,29 @@ def aligned_tokens(config: Row) -> int:
     return lcm(*(group.block_size for group in groups))
 
 
+# Since 0.33 a block's hash may cover the tokens that a drafter reads ahead.
+LOOKAHEAD = "num_hash_lookahead_tokens" in inspect.signature(get_request_block_hasher).parameters
+
+
+def retention(cache: CacheConfig) -> Row:
+    """How sparsely windows and states are kept findable: since 0.30 an option, by default at most."""
+    if "prefix_cache_retention_interval" not in inspect.signature(KVCacheConfig).parameters:
+        return {}
+    return {"prefix_cache_retention_interval": cache.prefix_cache_retention_interval}
+
+
+def tensor(blocks: int) -> KVCacheTensor:
+    """The memory of all blocks, as this vLLM describes it."""
+    if "shared_by" in inspect.signature(KVCacheTensor).parameters:
+        return KVCacheTensor(size=blocks * BLOCK_BYTES, shared_by=["layer 0"])
+    return KVCacheTensor(
+        size=blocks * BLOCK_BYTES,
+        layers=["layer 0"],
+        layer_stride=blocks * BLOCK_BYTES,
+        block_stride=BLOCK_BYTES,
+    )
+
+
 def make_scheduler(config: Row, folder: Path) -> Scheduler:
     """vLLM's scheduler for a specification's configuration."""
     (folder / "config.json").write_text(json.dumps(MODEL))
@@ -307,8 +345,9 @@ def make_scheduler(config: Row, folder: Path) -> Scheduler:
         vllm_config=whole,
         kv_cache_config=KVCacheConfig(
             num_blocks=blocks,
-            kv_cache_tensors=[KVCacheTensor(size=blocks * BLOCK_BYTES, shared_by=["layer 0"])],
+            kv_cache_tensors=[tensor(blocks)],
             kv_cache_groups=[KVCacheGroupSpec([f"layer {n}"], group) for n, group in enumerate(groups)],
+            **retention(cache),
         ),
         structured_output_manager=StructuredOutputManager(whole),
         block_size=aligned_tokens(config),
@@ -379,8 +418,12 @@ def image(name: str, offset: int, length: int) -> MultiModalFeatureSpec:
 
 
 def see(scheduler: Scheduler) -> None:
-    """Gives a scheduler room for every image: what encoding takes is not compared."""
+    """Gives a scheduler room for every image: what encoding takes is not compared.
+
+    The specifications let images of one name differ in length; since 0.31 such requests are ended.
+    """
     scheduler.max_num_encoder_input_tokens = 1 << 40
+    scheduler._reject_on_encoder_cache_embed_mismatch = lambda *args: False
     scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=1 << 40)
 
 
@@ -398,7 +441,11 @@ class Engine:
         self.scheduler = make_scheduler(self.spec["config"], folder)
         self.trail = watch_blocks(self.scheduler.kv_cache_manager.block_pool) if HYBRID in features else None
         see(self.scheduler)
-        hasher = get_request_block_hasher(self.spec["config"]["block_size"], sha256)
+        hasher = get_request_block_hasher(
+            self.spec["config"]["block_size"],
+            sha256,
+            *([self.scheduler.num_hash_lookahead_tokens] if LOOKAHEAD else []),
+        )
         self.requests = [self._request(number, row, hasher) for number, row in enumerate(self.rows)]
         self.drafts = DraftCounts(self.rows)
         self.pool = self.scheduler.kv_cache_manager.block_pool
@@ -539,7 +586,7 @@ class Engine:
             if output.preempted_req_ids:
                 self.steps.append(self._step([], self.now_us))
             elif not self.in_flight_tokens:
-                raise RuntimeError(f"seed {self.seed}: nothing was scheduled and nothing is in flight")
+                raise Deadlock
             if self.in_flight_tokens:
                 self._commit()
             return
@@ -566,10 +613,10 @@ class Engine:
         meta = output.kv_connector_metadata
         digests.flushed(list(meta.jobs_to_flush or ()))
         for number, job in meta.load_jobs.items():
-            host, device = job.transfer_spec
+            host, device = ends_of(job)
             self._digest_job("load", number, job, device, host)
         for number, job in meta.store_jobs.items():
-            device, host = job.transfer_spec
+            device, host = ends_of(job)
             self._digest_job("store", number, job, device, host)
         for event in self.host_events:
             for key in event.keys:
@@ -698,7 +745,7 @@ class Engine:
             decode_max=max(decodes, default=0),
             prefill=tuple(sorted(chunk for chunk in chunks if chunk[0] > 1)),
             running=len(scheduler.running),
-            waiting=len(scheduler.waiting) + len(scheduler.skipped_waiting),
+            waiting=waiting_of(scheduler),
             used_blocks=self.spec["config"]["usable_blocks"] - pool.get_num_free_blocks(),
             trail=self.trail.cut() if self.trail is not None else None,
         )
@@ -742,7 +789,10 @@ class Engine:
         done = self.stories[id].tokens_out
         count = 1
         drafts = output.scheduled_spec_decode_tokens.get(id)
-        if drafts and id in self.scheduler.requests:
+        # Since 0.26 a request that joins with one token is padded with drafts that are never right.
+        joins = any(new.req_id == id for new in output.scheduled_new_reqs)
+        joins = joins or id in output.scheduled_cached_reqs.resumed_req_ids
+        if drafts and id in self.scheduler.requests and not joins:
             count += min(self.drafts.next("accepted_drafts", number), len(drafts))
         content = row.get("output_content", PRIVATE_OUTPUT + number)
         stop_after = row.get("stop_after")
@@ -772,29 +822,59 @@ class Engine:
         )
 
 
+class Hang(Exception):
+    """A scenario takes more real time than it may."""
+
+
+def _hang(*_: object) -> None:
+    raise Hang
+
+
+def attempt(seed: int, features: tuple[str, ...], folder: Path, limit_s: int) -> Decisions | str:
+    """What vLLM decides in a scenario, or why it is left out: vLLM does not get on, or fails.
+
+    `limit_s`: real time, in whole seconds; 0: no limit, and errors of this script itself are raised.
+    """
+    signal.signal(signal.SIGALRM, _hang)
+    signal.alarm(limit_s)
+    try:
+        return Engine(seed, scenario(seed, features), folder, list(features)).run()
+    except Deadlock:
+        return "deadlock"
+    except Hang:
+        return "hang"
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        if where.filename == __file__ and not limit_s:
+            raise
+        file = Path(where.filename)
+        return f"{type(error).__name__} in {file.parent.name}/{file.name}, line {where.lineno}"
+    finally:
+        signal.alarm(0)
+
+
 def main() -> None:
-    first, last = (int(text) for text in sys.argv[1:3])
-    features = sys.argv[3:]
-    family = hybrid_specifications if HYBRID in features else specifications
-    others = [feature for feature in features if feature not in (HYBRID, EVENTS)]
+    parser = argparse.ArgumentParser(description="Prints what vLLM's scheduler decides, a line per seed.")
+    parser.add_argument("first", type=int)
+    parser.add_argument("last", type=int)
+    parser.add_argument("features", nargs="*", help="features of the scenarios")
+    parser.add_argument("--families", help="families to drive, with commas; lines begin with their names")
+    parser.add_argument("--limit-s", type=int, default=0, help="real time per scenario; default: no limit")
+    options = parser.parse_args()
+    families = options.families.split(",") if options.families else [""]
     init_none_hash(sha256)
     virtual_disk.install()
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(first, last + 1):
-            spec = family.specification(seed, *others)
-            try:
-                run = Engine(seed, spec, Path(folder), features).run()
-            except Deadlock:
-                print(f"seed {seed}: vLLM does not get on; left out", file=sys.stderr)
-                continue
-            except AssertionError as error:
-                if traceback.extract_tb(error.__traceback__)[-1].filename != inspect.getsourcefile(Scheduler):
-                    raise
-                print(f"seed {seed}: an assertion of vLLM's scheduler fails; left out", file=sys.stderr)
-                continue
-            print(to_line(run), flush=True)
-            preemptions = sum(served.preemptions for served in run.served)
-            print(f"seed {seed}: {len(run.steps)} steps, {preemptions} preemptions", file=sys.stderr)
+        for name in families:
+            features = FAMILIES[name] if name else tuple(options.features)
+            for seed in range(options.first, options.last + 1):
+                run = attempt(seed, features, Path(folder), options.limit_s)
+                if isinstance(run, Decisions):
+                    print(f"{name} {to_line(run)}" if name else to_line(run), flush=True)
+                elif name:
+                    print(f"{name} {json.dumps([seed, run])}", flush=True)
+                else:
+                    print(f"seed {seed}: {run}; left out", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -42,13 +42,14 @@ DRAFTS = ("drafts", "accepted_drafts")
 
 class Difference(NamedTuple):
     """What the core decides otherwise: the first difference in steps, in preemptions, in the contents stored
-    and removed, in the numbers of their blocks, and in transfers to and from the host."""
+    and removed, in the numbers of their blocks, in transfers of the host, and in steps with a log."""
 
     steps: str | None
     preemptions: str | None
     contents: str | None
     blocks: str | None = None
     transfers: str | None = None
+    logged: str | None = None
 
     def __bool__(self) -> bool:
         return any(part is not None for part in self)
@@ -58,16 +59,19 @@ class Difference(NamedTuple):
 
 
 def compare(spec: Spec, run: Decisions, folder: Path) -> Difference:
-    """Replays a run by the core, in a folder to write to, and says what is not the same."""
+    """Replays a run by the core, without an event log and with one, and says what is not the same.
+
+    `folder` is written to.
+    """
     recorded = RecordedRun.load(lay(spec, run, folder))
     report = compare_decisions(recorded)
     if report.first_mismatch is not None:
         return Difference(report.first_mismatch, None, None)
-    replay = DecisionReplay(recorded, log=bool(run.contents) or run.steps[0].trail is not None)
+    replay = DecisionReplay(recorded, log=True)
     watched = TransferWatch(replay, spec) if run.transfers else None
-    contents, blocks = _other_contents(replay, run, spec)
+    logged, contents, blocks = _other_contents(replay, run, spec)
     transfers = watched.difference(run) if watched is not None else None
-    return Difference(None, _other_preemptions(replay, run), contents, blocks, transfers)
+    return Difference(None, _other_preemptions(replay, run), contents, blocks, transfers, logged)
 
 
 def compare_events(spec: Spec, run: Decisions, folder: Path) -> str | None:
@@ -91,13 +95,17 @@ def compare_events(spec: Spec, run: Decisions, folder: Path) -> str | None:
     return None
 
 
-def _other_contents(replay: DecisionReplay, run: Decisions, spec: Spec) -> tuple[str | None, str | None]:
-    """Replays all steps; says where the blocks stored and removed since the step before are not the same, by
-    their contents and by their numbers."""
-    watch = Watch(replay.scheduler, spec) if replay.scheduler.events is not None else None
-    contents = blocks = None
+def _other_contents(
+    replay: DecisionReplay, run: Decisions, spec: Spec
+) -> tuple[str | None, str | None, str | None]:
+    """Replays all steps; says where a step is not the same, and where the blocks stored and removed since the
+    step before are not, by their contents and by their numbers."""
+    watch = Watch(replay.scheduler, spec) if run.contents or run.steps[0].trail is not None else None
+    steps = contents = blocks = None
     for number, step in enumerate(_computing(run)):
-        replay.step(number)
+        plan = replay.step(number)
+        if steps is None and (plan is None or _fields(plan) != step[2:9]):
+            steps = f"step {number}, with an event log: {_fields(plan)}, the engine's {step[2:9]}"
         if watch is None:
             continue
         where = f"step {number}: other blocks were stored or removed since the step before"
@@ -106,7 +114,16 @@ def _other_contents(replay: DecisionReplay, run: Decisions, spec: Spec) -> tuple
         if step.trail is not None and watch.trail.cut() != step.trail:
             blocks = blocks or where
     replay.finish()
-    return contents, blocks
+    return steps, contents, blocks
+
+
+def _fields(plan: StepPlan | None) -> tuple[object, ...]:
+    """A plan's fields as those of a `Step`, from `decode_n` to `used_blocks`; none without a plan."""
+    if plan is None:
+        return ()
+    prefill = tuple(sorted(plan.prefill))
+    decodes = (plan.decode_n, plan.decode_ctx, plan.decode_max)
+    return (*decodes, prefill, plan.running, plan.waiting, plan.used_blocks)
 
 
 def _computing(run: Decisions) -> Iterator[Step]:

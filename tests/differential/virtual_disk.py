@@ -13,6 +13,7 @@ there when the step that asked has been planned, and are answered by the next on
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
@@ -35,6 +36,7 @@ class Disk:
 
     def __init__(self, links: Row) -> None:
         self.now_us = 0
+        self.paths: list[str] = []  # of the job being submitted
         self.files: set[str] = set()
         self.looked_up = False  # something was asked in the plan just made
         self.ended: list[tuple[int, int]] = []  # (time, number) of each job that was seen to end
@@ -93,6 +95,16 @@ class Disk:
         return min((job[0] for job in self._jobs), default=None)
 
 
+# Since 0.28 the end of a job comes with the time that it took.
+TIMED = "float" in str(inspect.signature(fs.DualQueueThreadPool.get_finished).return_annotation)
+
+
+def paths_of(tasks: Iterable[Any]) -> list[str]:
+    """The files of a job: its tasks name one each; since 0.28 they are noted when it is submitted."""
+    firsts = [task.args[0] if getattr(task, "args", None) else None for task in tasks]
+    return firsts if all(isinstance(one, str) for one in firsts) else Disk.current.paths
+
+
 class VirtualPool:
     """The pool of threads, in virtual time."""
 
@@ -101,17 +113,17 @@ class VirtualPool:
 
     def enqueue_load(self, job_id: int, n_tasks: int, tasks: Iterable[Any]) -> None:
         """Queues the loads of a job; each task names its file first."""
-        self._disk.submit("load", job_id, [task.args[0] for task in tasks])
+        self._disk.submit("load", job_id, paths_of(tasks))
 
     def enqueue_store(self, job_id: int, n_tasks: int, tasks: Iterable[Any]) -> None:
         """Queues the stores of a job."""
-        self._disk.submit("store", job_id, [task.args[0] for task in tasks])
+        self._disk.submit("store", job_id, paths_of(tasks))
 
-    def get_finished(self) -> list[tuple[int, bool]]:
+    def get_finished(self) -> list[Any]:
         """What has ended since this was asked last."""
         finished = self._disk.finished
         self._disk.finished = []
-        return finished
+        return [(*one, 0.0) for one in finished] if TIMED else finished
 
 
 class VirtualLookups(fs.FsAsyncLookupManager):
@@ -142,8 +154,8 @@ class NoThread:
 class NoMemory:
     """Shared memory of no size."""
 
-    def __init__(self, num_blocks: int, **more: Any) -> None:
-        self._blocks = num_blocks
+    def __init__(self, **more: Any) -> None:
+        self._blocks = more.get("num_blocks") or more["num_chunks"]
 
     def create_kv_memoryview(self) -> memoryview:
         """A row of a byte for each block."""
@@ -152,7 +164,8 @@ class NoMemory:
 
 def _noting(kind: str, submit: Callable[..., None]) -> Callable[..., None]:
     def noted(self: Any, job: Any) -> None:
-        slots = [int(slot) for slot in job.block_ids]
+        slots = [int(slot) for slot in (job.block_ids if hasattr(job, "block_ids") else job.chunk_ids)]
+        Disk.current.paths = [self.file_mapper.get_file_name(key) for key in job.keys]
         Disk.current.submitted.append((job.job_id, kind, list(job.keys), slots))
         submit(self, job)
 

@@ -1,0 +1,39 @@
+"""Families of scenarios: what is added to a random scenario, by the family's name."""
+
+from __future__ import annotations
+
+import hybrid_specifications
+import specifications
+from hybrid_specifications import HYBRID
+from specifications import Spec
+
+EVENTS = "events"  # compare whole KV events, not contents alone
+ALL_BUT_A_TIER = (HYBRID, "speculation", "keys")
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "keys": ("keys",),
+    "events": (EVENTS,),
+    "hybrid": (HYBRID,),
+    "hybrid-events": (HYBRID, EVENTS),
+    "speculation": ("speculation",),
+    "hybrid-speculation": (HYBRID, "speculation"),
+    "mixed": ALL_BUT_A_TIER,
+    "offloading": ("offloading",),
+    "offloading-events": ("offloading", EVENTS),
+    "hybrid-offloading": (HYBRID, "offloading"),
+    "hybrid-offloading-events": (HYBRID, "offloading", EVENTS),
+    "mixed-offloading": (*ALL_BUT_A_TIER, "offloading"),
+    "mixed-stops": (*ALL_BUT_A_TIER, "offloading", "stops"),
+    "disk": ("disk",),
+    "disk-events": ("disk", EVENTS),
+    "hybrid-disk": (HYBRID, "disk"),
+    "mixed-disk": (*ALL_BUT_A_TIER, "disk"),
+    "failing": ("failing",),
+    "unreadable": ("unreadable",),
+}
+
+
+def scenario(seed: int, features: tuple[str, ...]) -> Spec:
+    """The scenario of a seed with features."""
+    family = hybrid_specifications if HYBRID in features else specifications
+    return family.specification(seed, *(one for one in features if one not in (HYBRID, EVENTS)))
