@@ -557,19 +557,23 @@ class Engine:
             self.scheduler.add_request(self.requests[number])
 
     def _give_up(self) -> None:
-        """Takes back the requests that have waited for longer than their clients do."""
+        """Takes back the requests whose clients have gone, and those that wait for longer than theirs do."""
         for id, story in self.stories.items():
-            patience_us = self.rows[int(id)].get("patience_us")
-            if patience_us is None or story.first_token_us >= 0 or story.cancelled_us >= 0:
-                continue
+            row = self.rows[int(id)]
+            after_us = row.get("cancel_after_us", row.get("patience_us"))
             request = self.scheduler.requests.get(id)
-            if self.now_us < story.submitted_us + patience_us or request is None:
+            if after_us is None or request is None or story.cancelled_us >= 0:
                 continue
-            if request.status == RequestStatus.WAITING and not request.num_output_placeholders:
-                self.now_us += 1
-                story.cancelled_us = self.now_us
-                self.idle_plans = 0
-                self.scheduler.finish_requests([id], RequestStatus.FINISHED_ABORTED)
+            if self.now_us < story.submitted_us + after_us:
+                continue
+            if "cancel_after_us" not in row:
+                waits = request.status == RequestStatus.WAITING and not request.num_output_placeholders
+                if story.first_token_us >= 0 or not waits:
+                    continue
+            self.now_us += 1
+            story.cancelled_us = self.now_us
+            self.idle_plans = 0
+            self.scheduler.finish_requests([id], RequestStatus.FINISHED_ABORTED)
 
     def _plan(self) -> None:
         """Lets the scheduler decide, and computes the oldest plan where no further one may be in flight."""
@@ -865,6 +869,7 @@ def main() -> None:
     init_none_hash(sha256)
     virtual_disk.install()
     with tempfile.TemporaryDirectory() as folder:
+        make_scheduler(scenario(options.first, ())["config"], Path(folder))  # vLLM's first takes long
         for name in families:
             features = FAMILIES[name] if name else tuple(options.features)
             for seed in range(options.first, options.last + 1):

@@ -12,8 +12,10 @@ ALL_BUT_A_TIER = (HYBRID, "speculation", "keys")
 FAMILIES: dict[str, tuple[str, ...]] = {
     "plain": (),
     "keys": ("keys",),
+    "cancelled": ("cancelled",),
     "events": (EVENTS,),
     "hybrid": (HYBRID,),
+    "hybrid-cancelled": (HYBRID, "cancelled"),
     "hybrid-events": (HYBRID, EVENTS),
     "speculation": ("speculation",),
     "hybrid-speculation": (HYBRID, "speculation"),

@@ -28,6 +28,15 @@ OUTPUTS = 10_000  # content ids of quoted outputs begin here
 TAILS = 20_000  # and those of what a prompt has for itself here
 
 
+def cancel(spec: Spec, seed: int) -> Spec:
+    """Lets clients go away at any time: `cancel_after_us`, from the submission on."""
+    draw = random.Random(f"cancelled {seed}")
+    for request in spec["requests"]:
+        if draw.randrange(3) == 0:
+            request["cancel_after_us"] = draw.choice((0, 1_000, 20_000, 100_000)) + draw.randrange(100_000)
+    return spec
+
+
 FEW_REQUESTS = 16  # keep what is recorded of scenarios with features small
 FEATURES = {
     "speculation": speculate,
@@ -37,6 +46,7 @@ FEATURES = {
     "failing": fail_loads,
     "unreadable": fail_reads,
     "stops": stop_early,
+    "cancelled": cancel,
 }
 
 
