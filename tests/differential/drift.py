@@ -83,7 +83,8 @@ def difference_of(run: Decisions, features: tuple[str, ...]) -> str | None:
         try:
             difference = replay(spec, run, Path(folder) / "run")
         except Exception as error:  # the core was told what can't be after its own decisions
-            return f"the core can't follow: {type(error).__name__}: {error}"
+            message = str(error).replace(f"{folder}/run: ", "")
+            return f"the core can't follow: {type(error).__name__}: {message}"
     return str(difference) if difference else None
 
 
