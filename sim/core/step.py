@@ -55,6 +55,7 @@ class Step:
         self.aborted: list[Request] = []  # until somebody takes note of them
         self._newcomers: list[Request] = []  # whose whole block tables are new in this step
         self._memory = memory
+        self._writers = memory.writers
         self._queue: Queue = lifecycle.queue
         self._log: EventLog = lifecycle.log
         self._drafter = drafter
@@ -168,7 +169,16 @@ class Step:
         crossing = running.decoders.crossing(running.tick)
         if crossing and len(crossing) * self._memory.crossing_blocks > self._memory.free_blocks:
             return False
-        if not running.decoders.explicit and self._log.events is None:
+        # Full blocks are published when somebody looks for them, except where order counts: of requests that
+        # write the same, or compute as a prompt what another generates, the first to fill a block is found. A
+        # log and keys per block need them published now, too.
+        writers = self._writers
+        if not (
+            running.decoders.explicit
+            or writers.rivals
+            or self._log.events is not None
+            or (running.chunked and writers.quoted(running.chunked))
+        ):
             if crossing:
                 self._memory.grow_many(list(crossing), len(crossing))
         else:
@@ -204,9 +214,7 @@ class Step:
         computed = running.planned(request)
         if begins:
             self._memory.grow(request, computed + 1)
-            # The block before is full since the last step. Only a log or keys per block need it published on
-            # the spot: otherwise that is made up for when somebody looks (`FullGroup.find`).
-            if running.commit_lag == 1 and (self._log.events is not None or request.keys.explicit):
+            if running.commit_lag == 1:  # the block before is full since the last step
                 self._memory.publish(request, computed)
         if fills and running.publishes_at_once(request):
             self._memory.publish(request, computed + 1)

@@ -15,6 +15,7 @@ from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
 from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.holding import Holding
 from pagecast.sim.core.memory.memory import Growth, OffloadableMemory
+from pagecast.sim.core.memory.output_writers import OutputWriters
 from pagecast.sim.core.memory.partial_reuse import PartialReuse
 from pagecast.sim.core.memory.pool import BlockPool, Watcher
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
@@ -52,6 +53,7 @@ class KvMemory(OffloadableMemory):
         self.log = pool.log
         self.pool = pool
         self.untold = ""
+        self.writers = OutputWriters()
         self.groups: tuple[Group, ...] = tuple(groups(pool, block_size, caching, progress))
         self._first = self.groups[0]
         self._single = len(self.groups) == 1
@@ -210,6 +212,7 @@ class KvMemory(OffloadableMemory):
 
     def generate(self, request: Request) -> None:
         """Prepares a request, whose whole prompt is planned, to take blocks for its output."""
+        self.writers.add(request)
         for group in self.groups:
             group.generate(request)
 
@@ -228,6 +231,7 @@ class KvMemory(OffloadableMemory):
 
     def release(self, request: Request) -> None:
         """Gives back every block of a request. Freed content stays findable until its block is taken."""
+        self.writers.remove(request)
         for group in self.groups:
             group.release(request)
 
@@ -236,6 +240,7 @@ class KvMemory(OffloadableMemory):
 
         Until then they count as used, and their content can be found.
         """
+        self.writers.remove(request)
         detached = [(group, group.detach(request)) for group in self.groups]
         holdings = [holding for _, holding in detached if holding is not None]
         self.detached += holdings

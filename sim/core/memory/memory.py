@@ -20,6 +20,7 @@ from typing import Protocol
 from pagecast.sim.core.memory.expiry import Expiry
 from pagecast.sim.core.memory.head_start import HeadStart
 from pagecast.sim.core.memory.hit import Hit
+from pagecast.sim.core.memory.output_writers import OutputWriters
 from pagecast.sim.core.memory.partial_reuse import PartialReuse
 from pagecast.sim.core.memory.pool import Watcher
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
@@ -45,7 +46,8 @@ class Memory(Protocol):
     """The blocks of one replica, `block_size` tokens each.
 
     `caching`: whether content may be found again. `crossing_blocks`: blocks that a request may take when it
-    begins one, in all groups. `recomputes_block`: every hit leaves out its last block.
+    begins one, in all groups. `recomputes_block`: every hit leaves out its last block. `writers`:
+    the requests that generate, by content; empty where commits publish.
     `partial_reuse`, `expiry`: what serves partly matching blocks, and retention that ends with time; None:
     there is none. `untold`: why a watcher does not hear of all content; empty where it does.
     """
@@ -55,6 +57,7 @@ class Memory(Protocol):
     caching: bool
     crossing_blocks: int
     recomputes_block: bool
+    writers: OutputWriters
     partial_reuse: PartialReuse | None
     expiry: Expiry | None
     untold: str

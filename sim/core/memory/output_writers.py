@@ -7,6 +7,8 @@ that fills a block first is found: these rivals publish step by step.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.request import Request
 
@@ -53,6 +55,11 @@ class OutputWriters:
     def may_write(self, keys: BlockKeys) -> bool:
         """Whether one of them writes content of a sequence."""
         return bool(self._by_digest) and not self._by_digest.keys().isdisjoint(keys.digests)
+
+    def quoted(self, requests: Iterable[Request]) -> bool:
+        """Whether one of them writes content of one of these requests."""
+        writers = self._by_digest
+        return any(not writers.keys().isdisjoint(request.keys.digests) for request in requests)
 
     def of(self, keys: BlockKeys) -> list[Request]:
         """Those that write content of a sequence."""

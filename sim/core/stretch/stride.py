@@ -128,8 +128,8 @@ class Stride:
     def _apply(self, steps: int) -> None:
         """Takes and publishes the blocks of the open stretch. `settle` sets the clocks afterwards."""
         running = self._running
-        if running.decoders.explicit or self._log.events is not None:
-            # Each block has a key of its own to publish, or a line in the log at its step.
+        if running.decoders.explicit or self._memory.writers.rivals or self._log.events is not None:
+            # Each block has a key of its own to publish, or an order among rivals, or a line in the log.
             for _ in range(steps):
                 self._step.decode_all()
                 running.tick += 1

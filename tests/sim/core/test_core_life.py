@@ -84,6 +84,32 @@ def live_twice(data: bytes, *, ids: bool) -> None:
     life.drain()
 
 
+@pytest.mark.parametrize("log", [False, True], ids=["no log", "log"])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_block_that_output_and_prompt_fill_in_one_step_is_found_as_the_outputs(depth, log) -> None:
+    """The request that was admitted first fills it first, whether or not a log is kept."""
+    s = Scheduler(Limits(50, 4, 4, 4, pipeline_depth=depth), PROFILES["vllm"], log=log)
+    prompts = [[(1, 0, 4)], [(1, 0, 4), (100, 0, 5)], [(1, 0, 4), (100, 0, 6)]]
+    arrivals = [0, 3 + depth, 7 + depth]
+    requests = []
+    for number, spans in enumerate(prompts):
+        tokens = sum(length for _, _, length in spans)
+        output = (100 + 100 * number, 0)
+        requests.append(
+            Request(str(number), BlockKeys.of_spans(4, spans, output), tokens, 12 if not number else 1)
+        )
+    plans = []
+    for step in range(12):
+        if step in arrivals:
+            s.submit(requests[arrivals.index(step)])
+        plans.append(s.plan(step))
+        if requests[2].alive and s.memory.holds(requests[2]):
+            break
+        if len(plans) > depth:
+            s.commit(plans.pop(0))
+    assert s.memory.blocks(requests[2])[:2] == s.memory.blocks(requests[0])[:2]
+
+
 def test_nano_vllm_lets_who_was_admitted_first_decode_first() -> None:
     """With one place per step a request that waits to decode goes ahead of one whose prompt is done later."""
     s = Scheduler(Limits(60, 4, 1, 100), NANO_VLLM)

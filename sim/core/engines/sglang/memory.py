@@ -17,6 +17,7 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart
 from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.memory import Growth, Memory
+from pagecast.sim.core.memory.output_writers import OutputWriters
 from pagecast.sim.core.memory.pool import Watcher
 from pagecast.sim.core.request import Request
 
@@ -49,6 +50,7 @@ class RadixMemory(Memory):
         self.block_size = limits.block_size
         self.caching = limits.caching
         self.log = log
+        self.writers = OutputWriters()  # stays empty: commits publish
         self.recomputes_block = False
         self.crossing_blocks = 1
         self.partial_reuse = None
