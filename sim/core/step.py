@@ -244,10 +244,9 @@ class Step:
             self._context, self._longest = decoders.contexts(tick)
         running.tick = tick + 1
 
-    def adapters(self) -> set[str]:
-        """The LoRA adapters of the requests that compute in this step; to be asked after `end_decodes`."""
-        requests = [*self._decodes, *(chunk.request for chunk in self.chunks)]
-        return {request.adapter for request in requests if request.adapter}
+    def computing(self) -> list[Request]:
+        """The requests that compute in this step; to be asked after `end_decodes`."""
+        return [*self._decodes, *(chunk.request for chunk in self.chunks)]
 
     # ---- requests come and go
 

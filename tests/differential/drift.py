@@ -33,6 +33,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from decisions import Decisions, from_line, read, write
 from families import EVENTS, FAMILIES, scenario
+from pagecast.sim.core.engines.vllm.profile import VllmProfile, vllm
+from pagecast.sim.core.engines.vllm.versions import VERSIONS
 from recordings import compare, compare_events
 from specifications import checksum
 
@@ -52,10 +54,10 @@ class Tally:
     first: str = ""
     left_out: dict[str, list[int]] = field(default_factory=dict)
 
-    def add(self, run: Decisions, features: tuple[str, ...]) -> None:
+    def add(self, run: Decisions, features: tuple[str, ...], version: str) -> None:
         """Compares one scenario."""
         self.driven += 1
-        difference = difference_of(run, features)
+        difference = difference_of(run, features, version)
         if difference is None:
             self.equal += 1
         elif not self.first:
@@ -73,7 +75,17 @@ class Tally:
         return f"{name:26}{share:>8}  {'; '.join(part for part in parts if part)}".rstrip()
 
 
-def difference_of(run: Decisions, features: tuple[str, ...]) -> str | None:
+def profile_of(version: str) -> VllmProfile:
+    """The rules of a version as `0.33.0`; of one that is not known, those of the latest before it."""
+    known = [name for name in VERSIONS if _numbers(name) <= _numbers(version)]
+    return vllm(known[-1] if known else VERSIONS[0])
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in version.split(".")[:2]]
+
+
+def difference_of(run: Decisions, features: tuple[str, ...], version: str) -> str | None:
     """The first difference between a run and what the core decides; None where there is none."""
     spec = scenario(run.seed, features)
     if checksum(spec) != run.checksum:
@@ -81,7 +93,7 @@ def difference_of(run: Decisions, features: tuple[str, ...]) -> str | None:
     replay = compare_events if EVENTS in features else compare
     with tempfile.TemporaryDirectory() as folder:
         try:
-            difference = replay(spec, run, Path(folder) / "run")
+            difference = replay(spec, run, Path(folder) / "run", profile_of(version))
         except Exception as error:  # the core was told what can't be after its own decisions
             message = str(error).replace(f"{folder}/run: ", "")
             return f"the core can't follow: {type(error).__name__}: {message}"
@@ -143,7 +155,7 @@ def check_version(python: str, environment: dict[str, str], version: str) -> Non
 
 
 def tallies_of(
-    runs: Iterable[tuple[str, Decisions | tuple[int, str]]], keep: dict[str, list[Decisions]]
+    runs: Iterable[tuple[str, Decisions | tuple[int, str]]], keep: dict[str, list[Decisions]], version: str
 ) -> dict[str, Tally]:
     """Compares runs family by family, printing each family once it is complete."""
     tallies: dict[str, Tally] = {}
@@ -153,7 +165,7 @@ def tallies_of(
                 print(tallies[done].line(done), flush=True)
             tallies[name] = Tally()
         if isinstance(run, Decisions):
-            tallies[name].add(run, FAMILIES[name])
+            tallies[name].add(run, FAMILIES[name], version)
             keep.setdefault(name, []).append(run)
         else:
             tallies[name].fail(*run)
@@ -178,7 +190,7 @@ def drive(options: argparse.Namespace, names: list[str]) -> dict[str, Tally]:
     command = [python, "-W", "ignore", str(HERE / "drive_vllm.py"), "0", str(options.seeds - 1)]
     command += ["--families", ",".join(names), "--limit-s", str(options.limit_s)]
     keep: dict[str, list[Decisions]] = {}
-    tallies = tallies_of(driven(command, environment), keep)
+    tallies = tallies_of(driven(command, environment), keep, version)
     if options.record:
         options.record.mkdir(parents=True, exist_ok=True)
         for name, runs in keep.items():
@@ -226,7 +238,7 @@ def main() -> None:
         print(f"vLLM {version}, seeds 0 to {options.seeds - 1}: equal, first difference", flush=True)
         if options.recorded:
             runs = ((name, run) for name in names for run in kept(version, name, options.seeds - 1))
-            columns[version] = tallies_of(runs, {})
+            columns[version] = tallies_of(runs, {}, version)
             if not columns[version]:
                 fail(BAD_INPUT, f"{RECORDED / version}: nothing is recorded")
         else:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from contents import Contents
 from decisions import BlockTrail, Decisions, Delivered, EventDigests, Served, Step, disk_job
 from host_tier import TransferDigests
+from pagecast.sim.core.engines.profile import Profile
+from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.events import Event, EventKind
 from pagecast.sim.core.kv_events import BlockRemoved, BlockStored, KvEventStream
 from pagecast.sim.core.plan import StepPlan
@@ -58,26 +60,26 @@ class Difference(NamedTuple):
         return "; ".join(part for part in self if part is not None) or "none"
 
 
-def compare(spec: Spec, run: Decisions, folder: Path) -> Difference:
+def compare(spec: Spec, run: Decisions, folder: Path, profile: Profile = VLLM) -> Difference:
     """Replays a run by the core, without an event log and with one, and says what is not the same.
 
     `folder` is written to.
     """
     recorded = RecordedRun.load(lay(spec, run, folder))
-    report = compare_decisions(recorded)
+    report = compare_decisions(recorded, profile)
     if report.first_mismatch is not None:
         return Difference(report.first_mismatch, None, None)
-    replay = DecisionReplay(recorded, log=True)
+    replay = DecisionReplay(recorded, profile, log=True)
     watched = TransferWatch(replay, spec) if run.transfers else None
     logged, contents, blocks = _other_contents(replay, run, spec)
     transfers = watched.difference(run) if watched is not None else None
     return Difference(None, _other_preemptions(replay, run), contents, blocks, transfers, logged)
 
 
-def compare_events(spec: Spec, run: Decisions, folder: Path) -> str | None:
+def compare_events(spec: Spec, run: Decisions, folder: Path, profile: Profile = VLLM) -> str | None:
     """Replays a run whose `contents` are digests of KV events, and names the first step with other events."""
     stream = KvEventStream()
-    replay = DecisionReplay(RecordedRun.load(lay(spec, run, folder)), kv_events=stream)
+    replay = DecisionReplay(RecordedRun.load(lay(spec, run, folder)), profile, kv_events=stream)
     digests = EventDigests()
     offloads = "kv_offloading" in spec["config"]
     for number, digest in enumerate(run.contents):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pagecast.sim.core.request import Request
-from pagecast.sim.core.step import Step
 
 
 class AdapterSlots:
@@ -11,9 +12,9 @@ class AdapterSlots:
 
     lasting = False
 
-    def __init__(self, step: Step, most: int) -> None:
+    def __init__(self, requests: Iterable[Request], most: int) -> None:
         self._most = most
-        self._adapters = step.adapters()
+        self._adapters = {request.adapter for request in requests if request.adapter}
 
     def opens(self, request: Request) -> bool:
         """Whether a request's adapter has a place."""

@@ -11,12 +11,16 @@ from pagecast.sim.core.request import Request
 
 
 class FirstComeFirstServed:
-    """Arrival order; preempted requests and forks go to the front, behind those passed over. O(1)."""
+    """Arrival order; preempted requests and forks go to the front. O(1).
+
+    `passed_over_stay_ahead`: they go behind those that were passed over.
+    """
 
     stable: bool
 
-    def __init__(self) -> None:
+    def __init__(self, *, passed_over_stay_ahead: bool = True) -> None:
         self.stable = True
+        self._stay_ahead = passed_over_stay_ahead
         self._queue: deque[Request] = deque()
         self._withdrawn: set[Request] = set()
         self._passed: set[Request] = set()  # all at the front
@@ -46,7 +50,8 @@ class FirstComeFirstServed:
 
     def pass_over(self, request: Request) -> None:
         """Keeps a request ahead of those put back."""
-        self._passed.add(request)
+        if self._stay_ahead:
+            self._passed.add(request)
 
     def bring_back(self, requests: Sequence[Request]) -> None:
         """Adds requests at the very front, in their order."""
@@ -54,7 +59,8 @@ class FirstComeFirstServed:
             if self._withdrawn:
                 self._forget(request)
         self._queue.extendleft(reversed(requests))
-        self._passed.update(requests)
+        if self._stay_ahead:
+            self._passed.update(requests)
 
     def first(self, memory: Memory) -> Request | None:
         """The request at the front."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.engines.vllm.mix import VllmMix, enough_for_all
+from pagecast.sim.core.engines.vllm.versions import VllmRules
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
@@ -24,8 +25,8 @@ from pagecast.sim.core.stretch.turns import due, publish_known, take_turn
 class VllmHybridMix(VllmMix):
     """Prompts and decodes share a step. It is made for one memory, the one that it is called with."""
 
-    def __init__(self, admission: Admission, victim: Victim, memory: HybridMemory) -> None:
-        super().__init__(admission, victim)
+    def __init__(self, admission: Admission, victim: Victim, rules: VllmRules, memory: HybridMemory) -> None:
+        super().__init__(admission, victim, rules)
         self._memory = memory
 
     def _wanting(self, step: Step, memory: Memory) -> list[Request]:

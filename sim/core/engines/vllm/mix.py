@@ -9,6 +9,7 @@ Source: vllm/v1/core/sched/scheduler.py, `Scheduler.schedule` (0.24).
 from __future__ import annotations
 
 from pagecast.sim.core.decoders import admission_order
+from pagecast.sim.core.engines.vllm.versions import VllmRules
 from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
@@ -21,9 +22,10 @@ from pagecast.sim.core.step import Step
 class VllmMix:
     """Prompts and decodes share a step (chunked prefill)."""
 
-    def __init__(self, admission: Admission, victim: Victim) -> None:
+    def __init__(self, admission: Admission, victim: Victim, rules: VllmRules) -> None:
         self.admission = admission
         self.victim = victim
+        self.rules = rules
 
     def fill(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Schedules the running requests, and waiting ones if nobody was preempted."""
@@ -44,7 +46,7 @@ class VllmMix:
                 scheduled = self._schedule_chunk(step, memory, queue, request)
             else:
                 scheduled = self._schedule_decode(step, memory, queue, request)
-            if not scheduled:
+            if not scheduled and not self.rules.goes_on_after_own_preemption:
                 # It had to preempt itself: those behind it are left out of this step.
                 step.leave_out([other for other in running.decoders.requests if other.order > request.order])
                 return
@@ -90,9 +92,9 @@ class VllmMix:
     def _make_room(self, step: Step, memory: Memory, queue: Queue, request: Request, blocks: int) -> bool:
         """Preempts until `blocks` are free. False: the request itself had to go.
 
-        vLLM walks its running list by index. For a victim before that index it steps back by one, but only
-        if the victim had tokens in this step. If it had none (all are in flight, or it was left out), vLLM
-        passes over the request that comes next.
+        vLLM walks its running list by index. For a victim before that index it steps back by one; before 0.28
+        only if the victim had tokens in this step. If it had none (all are in flight, or it was left out),
+        those versions pass over the request that comes next.
         """
         passed_over = 0
         while memory.free_blocks < blocks:
@@ -101,7 +103,7 @@ class VllmMix:
             before = victim.order < request.order
             idle = victim.state is State.DRAINING or victim in step.left_out
             idle = idle or (step.running.speculates(victim) and not step.computes(victim))
-            passed_over += before and idle
+            passed_over += before and idle and self.rules.skips_after_idle_victim
             step.preempt(victim, had_turn=before and not idle)
             if victim is request:
                 return False
@@ -124,7 +126,7 @@ class VllmMix:
         budget = step.budget()
         running = step.running.requests
         checks_room = step.drafting or bool(step.limits.groups)
-        choice = candidates(step, queue) if step.gated else None
+        choice = candidates(step, queue, self.rules) if step.gated else None
         while budget > 0 and queue.size:
             if len(running) >= step.limits.max_num_seqs:
                 queue.blocked = True
@@ -151,17 +153,18 @@ class VllmMix:
             step.compute(request, tokens, start)
 
 
-def candidates(step: Step, queue: Queue) -> Candidates | None:
+def candidates(step: Step, queue: Queue, rules: VllmRules) -> Candidates | None:
     """The waiting requests that adapters and ceilings let pass; None where there are neither."""
-    gates = gates_of(step)
+    gates = gates_of(step, rules)
     return Candidates(queue, gates) if gates else None
 
 
-def gates_of(step: Step) -> list[Gate]:
+def gates_of(step: Step, rules: VllmRules) -> list[Gate]:
     """The adapters and the ceilings of tenants, where there are any."""
     gates: list[Gate] = []
     if step.limits.max_loras is not None:
-        gates.append(AdapterSlots(step, step.limits.max_loras))
+        computing = step.running.requests if rules.counts_running_adapters else step.computing()
+        gates.append(AdapterSlots(computing, step.limits.max_loras))
     if step.limits.tenants is not None and step.limits.tenants.limited:
         gates.append(TenantCeilings(step))
     return gates

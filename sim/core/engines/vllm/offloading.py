@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from pagecast.sim.core.engines.vllm.hybrid import VllmHybridMix
 from pagecast.sim.core.engines.vllm.mix import VllmMix, gates_of
+from pagecast.sim.core.engines.vllm.versions import VllmRules
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart
 from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.memory import Memory
@@ -24,20 +25,20 @@ class VllmOffloadingMix(VllmMix):
     """`VllmMix` with a host tier."""
 
     def _schedule_waiting(self, step: Step, memory: Memory, queue: Queue) -> None:
-        WaitingPass(step, queue, self.admission).run()
+        WaitingPass(step, queue, self.admission, self.rules).run()
 
 
 class VllmHybridOffloadingMix(VllmHybridMix):
     """`VllmHybridMix` with a host tier."""
 
     def _admit(self, step: Step, memory: Memory, queue: Queue) -> None:
-        WaitingPass(step, queue, self.admission).run()
+        WaitingPass(step, queue, self.admission, self.rules).run()
 
 
 class WaitingPass:
     """One step's way through the queue: each waiting request is admitted, passed over, or ends it."""
 
-    def __init__(self, step: Step, queue: Queue, admission: Admission) -> None:
+    def __init__(self, step: Step, queue: Queue, admission: Admission, rules: VllmRules) -> None:
         assert step.offloading is not None
         self.step = step
         self.queue = queue
@@ -48,7 +49,7 @@ class WaitingPass:
         self.aside: list[Request] = []
         # Whether an admission that the rule allows may still lack room now.
         self._checks_room = step.drafting or bool(step.limits.groups)
-        self._gates = gates_of(step) if step.gated else []
+        self._gates = gates_of(step, rules) if step.gated else []
         self._lasting = True  # whoever was passed over is, until a request comes or goes
 
     def run(self) -> None:

@@ -6,16 +6,19 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from pagecast.sim.core.drafter import Drafter
-from pagecast.sim.core.engines.profile import Profile
+from pagecast.sim.core.engines.profile import Profile, queue_order
 from pagecast.sim.core.engines.vllm.hybrid import VllmHybridMix
 from pagecast.sim.core.engines.vllm.mix import VllmMix
 from pagecast.sim.core.engines.vllm.offloading import VllmHybridOffloadingMix, VllmOffloadingMix
+from pagecast.sim.core.engines.vllm.versions import VllmRules, rules_of
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.memory import OffloadableMemory
 from pagecast.sim.core.parts import Parts
+from pagecast.sim.core.queue import Order
 from pagecast.sim.core.rules.admission import WholeSequence
+from pagecast.sim.core.rules.order import FirstComeFirstServed
 from pagecast.sim.core.rules.rules import Admission, MakeAdmission, MakeVictim, Mix, Victim
 from pagecast.sim.core.rules.victim import LeastUrgent, Newest
 from pagecast.sim.core.running import Running
@@ -35,22 +38,31 @@ def newest_or_least_urgent(limits: Limits) -> Victim:
     return LeastUrgent() if limits.policy == "priority" else Newest()
 
 
+def first_back_first(limits: Limits) -> Order:
+    """The order since 0.31: a request that is put back goes ahead of those passed over too."""
+    order = queue_order(limits)
+    return (
+        FirstComeFirstServed(passed_over_stay_ahead=False) if type(order) is FirstComeFirstServed else order
+    )
+
+
 @dataclass(frozen=True)
 class VllmProfile(Profile):
     """vLLM's step, with its admission and preemption or others."""
 
     admission: MakeAdmission = whole_sequence
     victim: MakeVictim = newest_or_least_urgent
+    rules: VllmRules = VllmRules()
 
     def mix(self, limits: Limits) -> Mix:
         """The step for layers that all keep every token, with or without a host tier."""
         kind = VllmMix if limits.host is None else VllmOffloadingMix
-        return kind(self.admission(limits), self.victim(limits))
+        return kind(self.admission(limits), self.victim(limits), self.rules)
 
     def hybrid_mix(self, limits: Limits, memory: HybridMemory) -> Mix:
         """The step for layers that keep different tokens, with or without a host tier."""
         kind = VllmHybridMix if limits.host is None else VllmHybridOffloadingMix
-        return kind(self.admission(limits), self.victim(limits), memory)
+        return kind(self.admission(limits), self.victim(limits), self.rules, memory)
 
     def with_rules(self, admission: MakeAdmission, victim: MakeVictim) -> Self:
         """The profile with another admission and preemption."""
@@ -88,3 +100,10 @@ VLLM = VllmProfile(
     offloads=True,
     hybrid=True,
 )
+
+
+def vllm(version: str) -> VllmProfile:
+    """vLLM as a version decides, one of `VERSIONS`. Errors: ValueError."""
+    rules = rules_of(version)
+    order = queue_order if rules.passed_over_stay_ahead else first_back_first
+    return replace(VLLM, version=version, rules=rules, order=order)

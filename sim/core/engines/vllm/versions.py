@@ -1,0 +1,49 @@
+"""vLLM's rules by version: what changed in its decisions since 0.24, and the version that changed it.
+
+Source: vllm/v1/core and vllm/config/vllm.py of the versions below. A version that is not listed decides as the
+one before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class VllmRules:
+    """Where versions decide otherwise; the defaults are those of 0.24.
+
+    `skips_after_idle_victim`: under the policy priority, a victim that had no tokens in this step makes the
+    running pass skip the request that comes next. `goes_on_after_own_preemption`: a request that preempted
+    itself does not end the running pass. `counts_running_adapters`: the adapters of all running requests
+    count against `max_loras`, also of those that sit the step out. `passed_over_stay_ahead`: requests that
+    were passed over stay ahead of those preempted later.
+    """
+
+    skips_after_idle_victim: bool = True
+    goes_on_after_own_preemption: bool = False
+    counts_running_adapters: bool = False
+    passed_over_stay_ahead: bool = True
+
+
+_CHANGES: tuple[tuple[str, dict[str, bool]], ...] = (
+    ("0.24", {}),
+    ("0.26", {}),
+    ("0.28", {"skips_after_idle_victim": False}),
+    ("0.30", {}),
+    ("0.31", {"passed_over_stay_ahead": False}),
+    ("0.33", {"goes_on_after_own_preemption": True, "counts_running_adapters": True}),
+)
+
+VERSIONS: tuple[str, ...] = tuple(version for version, _ in _CHANGES)
+"""The versions whose decisions were compared, oldest first."""
+
+
+def rules_of(version: str) -> VllmRules:
+    """The rules of a version, one of `VERSIONS`. Errors: ValueError."""
+    rules = VllmRules()
+    for name, changes in _CHANGES:
+        rules = replace(rules, **changes)
+        if name == version:
+            return rules
+    raise ValueError(f"vLLM {version} is not known; choose one of {', '.join(VERSIONS)}")
