@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from pagecast.sim.core.request import Request
@@ -11,14 +12,16 @@ class Drafter(Protocol):
     """Says how many draft tokens a request verifies beside its next token.
 
     `lookahead`: a request gets blocks for so many tokens beyond those that it computes (vLLM: where the
-    drafter keeps KV of its own). `reserved`: so many tokens of the budget are kept free for each of
-    `max_num_seqs` requests. `recomputes_block`: the last block of a cached prefix is computed again, because
-    the drafter needs the hidden states that are not cached (EAGLE, MTP).
+    drafter keeps KV of its own). `reserved`: so many tokens of the budget a request's drafting takes
+    (`DraftingRules`). `recomputes_block`: the last block of a cached prefix is computed again, because the
+    drafter needs the hidden states that are not cached (EAGLE, MTP). `padding`: draft tokens of a full row;
+    0 where their number depends on the batch.
     """
 
     lookahead: int
     reserved: int
     recomputes_block: bool
+    padding: int
 
     def draft(self, request: Request, requests: int) -> int:
         """How many tokens are drafted after those that a step yields to `request`.
@@ -27,3 +30,23 @@ class Drafter(Protocol):
         scheduling it is asked when the step is planned, and the next plan leaves room for so many.
         """
         ...
+
+
+@dataclass(frozen=True)
+class DraftingRules:
+    """What engines and their versions do otherwise where requests speculate.
+
+    `slots_per_request`: the tokens that drafting takes of the budget (`Drafter.reserved`) are taken for each
+    request of a step; else for `max_num_seqs` requests in every step. `pads_joining`: a request that joins
+    decoding requests with one token to compute gets a full row, with drafts that are never right.
+    `pads_cached`: so does one that joins nobody and has a cached prefix; and no row that would exceed
+    `max_model_len` is padded, where else the request waits. `publishes_output`: blocks are published when the
+    step that fills them is committed; else without asynchronous scheduling by the request's next step.
+    `lookahead_keys`: a block's key covers the token after it, so that no hit leaves out its last block.
+    """
+
+    slots_per_request: bool = False
+    pads_joining: bool = False
+    pads_cached: bool = False
+    publishes_output: bool = False
+    lookahead_keys: bool = False

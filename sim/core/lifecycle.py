@@ -51,6 +51,9 @@ class Lifecycle:
         drafter: Drafter | None = None,
         offloading: Offloading | None = None,
         intake: Intake | None = None,
+        *,
+        publishes_output: bool = False,
+        key_lookahead: int = 0,
     ) -> None:
         self.limits = limits
         self.memory = memory
@@ -63,6 +66,8 @@ class Lifecycle:
         self.intake = intake
         self.swap = SwapSpace(limits.swap_blocks, limits.block_size) if limits.swap_blocks else None
         self.offloading = offloading
+        self.key_lookahead = key_lookahead  # tokens after a block that its key covers
+        self._publishes_output = publishes_output or limits.pipeline_depth > 0  # where requests speculate
         self._admissions = 0
         self._surely_fits = self._never_refused()
         self._leaves = bool(limits.groups)  # blocks may leave a window
@@ -197,7 +202,10 @@ class Lifecycle:
         known_tokens = request.known_tokens
         last = end >= known_tokens
         if not running.at_commit:
-            self.memory.publish(request, known_tokens if last else end)
+            findable = known_tokens if last else end
+            if self.key_lookahead:
+                findable = min(findable, known_tokens - self.key_lookahead)
+            self.memory.publish(request, findable)
         if request.state is State.PREFILL:
             if last:
                 if running.chunked:
@@ -205,7 +213,8 @@ class Lifecycle:
                 running.joining[request] = None
             else:
                 running.chunked[request] = None
-        return Chunk(request, start, tokens, last, copied, drafts)
+        padded = drafts > 0 and request.state is State.PREFILL
+        return Chunk(request, start, tokens, last, copied, drafts, padded)
 
     def _begin(self, request: Request, start: int, beyond: HeadStart) -> int | None:
         """Takes up a head start. Returns the block to be copied over the one in which the chunk begins."""
@@ -422,7 +431,7 @@ class Lifecycle:
             runs = request.state is State.DECODE
             if runs:
                 request.computed_tokens -= chunk.drafts - accepted
-                if ahead:
+                if self._publishes_output:
                     self.memory.publish(request, request.known_tokens - 1)
             if request.known_tokens == request.total_tokens:
                 self.finish(request, now)

@@ -25,7 +25,7 @@ class Chunk(NamedTuple):
     `last`: it completes what is known of the sequence, so the step yields the request's next token.
     `copied`: before anything is computed, this block is copied over the one in which the chunk begins;
     what the copy holds before `start` is the request's own. `drafts`: how many of the tokens, the last
-    ones, are draft tokens that the step verifies.
+    ones, are draft tokens that the step verifies. `padded`: none of them is right.
     """
 
     request: Request
@@ -34,6 +34,7 @@ class Chunk(NamedTuple):
     last: bool
     copied: int | None = None
     drafts: int = 0
+    padded: bool = False
 
 
 class Transfer(NamedTuple):

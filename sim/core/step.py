@@ -6,7 +6,7 @@ Rules let running requests compute, admit waiting ones and preempt. `seal` turns
 from __future__ import annotations
 
 from pagecast.sim.core.decoders import admission_order
-from pagecast.sim.core.drafter import Drafter
+from pagecast.sim.core.drafter import Drafter, DraftingRules
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.limits import Limits
@@ -39,7 +39,9 @@ class Step:
     decoding request in this sense: all go on in chunks.
     """
 
-    def __init__(self, lifecycle: Lifecycle, memory: Memory, drafter: Drafter | None) -> None:
+    def __init__(
+        self, lifecycle: Lifecycle, memory: Memory, drafter: Drafter | None, rules: DraftingRules
+    ) -> None:
         self.lifecycle = lifecycle
         self.limits: Limits = lifecycle.limits
         self.running: Running = lifecycle.running
@@ -65,9 +67,18 @@ class Step:
         self._moves = self.offloading is not None or lifecycle.swap is not None
         self._budget = self.limits.max_num_batched_tokens
         self._lookahead = 0
+        self.slots = 0  # tokens of the budget that a request takes beside those that it computes
+        self._padding = 0
+        self._rules = rules
         if drafter is not None:
-            self._budget -= drafter.reserved * self.limits.max_num_seqs
             self._lookahead = drafter.lookahead
+            if rules.slots_per_request:
+                self.slots = drafter.reserved
+            else:
+                self._budget -= drafter.reserved * self.limits.max_num_seqs
+            if rules.pads_joining:
+                self._padding = drafter.padding
+        self._joins_decodes = self._pads = False
         self._computing = 0  # tokens of all chunks
         self._tick = 0
         self._decodes: tuple[Request, ...] = ()
@@ -96,13 +107,14 @@ class Step:
 
     def budget(self) -> int:
         """Tokens that are left for admissions once `end_decodes` has closed the decoding requests' part."""
-        return self._budget - len(self._decodes) - self._computing
+        return self._budget - len(self._decodes) - self._computing - self.slots * (len(self.chunks) + 1)
 
     def next_chunk(self, request: Request) -> int:
         """Tokens that a running request with chunks to come computes now; 0 where the budget is used up."""
         budget = self._budget - self.running.decoders.count - self._computing
         if self._drafter is None:
             return max(min(request.known_tokens - request.computed_tokens, budget), 0)
+        budget -= self.slots * (len(self.chunks) + 1)
         if request.in_flight_tokens and request.known_tokens + 1 >= request.total_tokens:
             return 0  # even if every draft token in flight is rejected, its last token is
         expected_tokens = request.known_tokens + request.in_flight_tokens
@@ -117,6 +129,23 @@ class Step:
             return tokens
         longest = self.limits.max_model_len
         return tokens + self._lookahead if longest is None else min(tokens + self._lookahead, longest)
+
+    def joining_tokens(self, computed: int, tokens: int, budget: int) -> int:
+        """Tokens that a request computes which joins with `tokens` to compute after `computed` others.
+
+        At least one is left of the budget. 0: it waits, as its full row does not fit (see `DraftingRules`).
+        """
+        if (
+            not self._pads
+            or tokens != 1
+            or not (self._joins_decodes or (self._rules.pads_cached and computed))
+        ):
+            return min(tokens, budget)
+        row = 1 + self._padding
+        longest = self.limits.max_model_len
+        if longest is not None and computed + row + self._rules.pads_cached > longest:
+            return int(self._rules.pads_cached)
+        return row if row <= budget else 0
 
     def head_start(self, request: Request, hit: Hit) -> HeadStart:
         """Tokens that a waiting request need not compute, beyond its prefix hit."""
@@ -228,6 +257,9 @@ class Step:
         running = self.running
         decoders = running.decoders
         tick = running.tick
+        if self._padding:
+            self._joins_decodes = bool(self.chunks)
+            self._pads = not any(chunk.request.state is State.PREFILL for chunk in self.chunks)
         if self.left_out:
             on_time = [request for request in decoders.requests if request not in self.left_out]
             if not on_time and not self.chunks:

@@ -53,7 +53,7 @@ class Builder:
         spec = self._spec(scenario)
         if role != "both" and not scenario.enable_prefix_caching:
             raise BadInput("fleet: disaggregation needs prefix caching")
-        feed: Feed = self._prompts.feed(scenario.block_size)
+        feed: Feed = self._prompts.feed(scenario.block_size, spec.key_lookahead)
         inbox = (Inbox if role == "both" else HandoffInbox)(on_end, on_fail)
         if role != "both":
             feed = HandoffFeed(feed)

@@ -46,8 +46,10 @@ class Query:
 class KeyedFeed(Feed):
     """A feed that keeps the keys it made for a router until the request is made."""
 
-    def __init__(self, trace: Trace, block_size: int, scenario: Scenario | None = None) -> None:
-        super().__init__(trace, block_size, scenario)
+    def __init__(
+        self, trace: Trace, block_size: int, scenario: Scenario | None = None, *, lookahead: int = 0
+    ) -> None:
+        super().__init__(trace, block_size, scenario, lookahead=lookahead)
         self._ahead: dict[tuple[int, bool], BlockKeys] = {}
 
     def look_ahead(self, row: int, *, revised: bool) -> BlockKeys:
@@ -68,7 +70,8 @@ class Prompts:
     def __init__(self, trace: Trace, scenario: Scenario | None = None) -> None:
         self._trace = trace
         self._scenario = scenario
-        self._feeds: dict[int, KeyedFeed] = {}
+        self._feeds: dict[tuple[int, int], KeyedFeed] = {}
+        self._lookahead: dict[int, int] = {}
         self._last: dict[tuple[int, bool], tuple[int, list[Piece]]] = {}
         self.input_tokens: list[int] = trace.integers("input_tokens").tolist()
         self.output_tokens: list[int] = trace.integers("output_tokens").tolist()
@@ -81,11 +84,18 @@ class Prompts:
         """The session that a row belongs to; None: none."""
         return None if self._sessions is None else self._sessions[row]
 
-    def feed(self, block_size: int) -> KeyedFeed:
-        """The trace's requests at a block size, made once."""
-        feed = self._feeds.get(block_size)
+    def feed(self, block_size: int, lookahead: int | None = None) -> KeyedFeed:
+        """The trace's requests at a block size, made once.
+
+        `lookahead`: tokens after a block that its key covers; None: as last asked for.
+        """
+        if lookahead is None:
+            lookahead = self._lookahead.get(block_size, 0)
+        self._lookahead[block_size] = lookahead
+        feed = self._feeds.get((block_size, lookahead))
         if feed is None:
-            feed = self._feeds[block_size] = KeyedFeed(self._trace, block_size, self._scenario)
+            feed = KeyedFeed(self._trace, block_size, self._scenario, lookahead=lookahead)
+            self._feeds[block_size, lookahead] = feed
         return feed
 
     def path(self, row: int, block_tokens: int, *, revised: bool = False) -> list[Piece]:
@@ -94,7 +104,7 @@ class Prompts:
         if kept is not None and kept[0] == row:
             return kept[1]
         keys = self.feed(block_tokens).look_ahead(row, revised=revised)
-        path = pieces(keys, self.input_tokens[row] // block_tokens)
+        path = pieces(keys, (self.input_tokens[row] - keys.lookahead) // block_tokens)
         self._last[block_tokens, revised] = (row, path)
         return path
 

@@ -27,12 +27,15 @@ class Feed:
 
     Prompts without spans or token ids are unique: shared with nobody, save where a later turn quotes
     the output by its content. `scenario` says what a trace leaves open: retention, isolation and which
-    namespaces are public.
+    namespaces are public. `lookahead`: tokens after a block that its key covers.
     """
 
-    def __init__(self, trace: Trace, block_size: int, scenario: Scenario | None = None) -> None:
+    def __init__(
+        self, trace: Trace, block_size: int, scenario: Scenario | None = None, *, lookahead: int = 0
+    ) -> None:
         table = trace.requests
         self.block_size = block_size
+        self._lookahead = lookahead
         self.count = len(table)
         self.input_tokens: list[int] = table["input_tokens"].to_numpy(np.int64).tolist()
         self.output_tokens: list[int] = table["output_tokens"].to_numpy(np.int64).tolist()
@@ -103,7 +106,9 @@ class Feed:
             return self._detailed_keys(row, scope, output)
         spans = self._spans_of(row)
         # A single span is in its one form.
-        return BlockKeys.of_spans(self.block_size, spans, output, scope, merged=len(spans) == 1)
+        return BlockKeys.of_spans(
+            self.block_size, spans, output, scope, merged=len(spans) == 1, lookahead=self._lookahead
+        )
 
     def _output(self, row: int) -> tuple[int, int]:
         """The text that a row generates, and where in it: its own where the trace names none."""
@@ -123,7 +128,7 @@ class Feed:
         items = _items_of(self._items[row], prompt, row) if self._items is not None else []
         if self._ids is not None:
             ids = _ids_with(self._ids[row], items) if items else self._ids[row]
-            keys = BlockKeys.of_ids(self.block_size, ids, scope, public=public)
+            keys = BlockKeys.of_ids(self.block_size, ids, scope, public=public, lookahead=self._lookahead)
             keys.extend(tokens(output[0], output[1], self.output_tokens[row]).view(np.int64))
             return keys
         if self._spans is None or not self._spans.of(row):
@@ -132,7 +137,13 @@ class Feed:
         if items:
             spans = with_items(spans, items)
         return BlockKeys.of_spans(
-            self.block_size, spans, output, scope, merged=len(spans) == 1, public=public
+            self.block_size,
+            spans,
+            output,
+            scope,
+            merged=len(spans) == 1,
+            public=public,
+            lookahead=self._lookahead,
         )
 
 

@@ -80,7 +80,7 @@ def alone(
     fast_forward: bool = True,
 ) -> Served:
     """A fleet of one: a replica that serves `trace` with nothing between it and its clients."""
-    feed = Feed(trace, spec.limits.block_size, spec.scenario)
+    feed = Feed(trace, spec.limits.block_size, spec.scenario, lookahead=spec.key_lookahead)
     env = simpy.Environment()
     replica = Replica(env, spec, arrivals, feed, scheduler=scheduler, fast_forward=fast_forward)
     return Served("", replica, recorder, feed)

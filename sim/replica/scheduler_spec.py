@@ -36,6 +36,12 @@ class SchedulerSpec:
             self.limits, self.rules, log=log, kv_events=kv_events, drafter=self._drafter(), numbered=numbered
         )
 
+    @property
+    def key_lookahead(self) -> int:
+        """How many tokens after a block its key covers."""
+        recomputes = self.speculation is not None and self.speculation.recomputes_block
+        return self.rules.key_lookahead(self.limits, recomputes_block=recomputes)
+
     def _drafter(self) -> Speculation | None:
         """A drafter of its own for each scheduler: it reads recorded draft tokens from the start."""
         if self.speculation is None:

@@ -120,7 +120,11 @@ class DecisionReplay:
         trace = run.trace("submitted")
         self.scheduler = spec_of(run, trace, profile).scheduler(log=log, kv_events=kv_events)
         self._speculation = speculation_of(self.scheduler)
-        feed = Feed(trace, self.scheduler.limits.block_size)
+        feed = Feed(
+            trace,
+            self.scheduler.limits.block_size,
+            lookahead=self.scheduler.lifecycle.key_lookahead,
+        )
         self.requests: list[Request] = [
             feed.request(row, arrival_ns) for row, arrival_ns in enumerate(run.arrival_ns.tolist())
         ]

@@ -158,6 +158,11 @@ class SpeculativeConfig(BaseModel):
         return slots + (self.method == "draft_model")
 
     @property
+    def padding(self) -> int:
+        """Draft tokens of a full row; 0 where their number depends on the batch."""
+        return 0 if self.num_speculative_tokens_per_batch_size else self.num_speculative_tokens
+
+    @property
     def plans_ahead(self) -> bool:
         """Whether vLLM schedules asynchronously with it unless told otherwise."""
         return self.method in PLANS_AHEAD

@@ -41,6 +41,7 @@ class Speculation:
         self.lookahead = config.lookahead
         self.reserved = config.reserved
         self.recomputes_block = config.recomputes_block
+        self.padding = config.padding
         self.drafts = 0  # times a request had draft tokens verified
         self.draft_tokens = 0  # draft tokens that were verified
         self.accepted = [0] * config.num_speculative_tokens  # of these the accepted ones, by position
@@ -73,7 +74,7 @@ class Speculation:
                 self._gaps.append(now - before)
             latest[request.index] = now
             if chunk.drafts:
-                number = self._accepted(request, chunk.drafts)
+                number = 0 if chunk.padded else self._accepted(request, chunk.drafts)
                 accepted.append((request.id, number))
                 self.drafts += 1
                 self.draft_tokens += chunk.drafts

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from pagecast.sim.core.drafter import Drafter
+from pagecast.sim.core.drafter import Drafter, DraftingRules
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.group_spec import KvKind
@@ -86,6 +86,7 @@ class Profile:
     offloads: bool = False
     hybrid: bool = False
     numbered: bool = True
+    drafting: DraftingRules = DraftingRules()
 
     def mix(self, limits: Limits) -> Mix:
         """The rule that fills a step."""
@@ -114,6 +115,13 @@ class Profile:
         chunked = any(group.kind is KvKind.CHUNK for group in limits.groups)
         if chunked and drafter.recomputes_block:
             raise BadInput("EAGLE and MTP do not work with chunked local attention (as in vLLM)")
+        if self.drafting.slots_per_request:
+            if limits.max_num_batched_tokens <= drafter.lookahead:
+                raise BadInput(
+                    f"max_num_batched_tokens ({limits.max_num_batched_tokens}) leaves no token beside the "
+                    f"{drafter.lookahead} that the drafter needs; raise it"
+                )
+            return
         reserved = drafter.reserved * limits.max_num_seqs
         if limits.max_num_batched_tokens <= reserved:
             raise BadInput(
@@ -132,7 +140,7 @@ class Profile:
         running = self.running(limits)
         memory = self._memory(limits, log, running)
         lifecycle = self._lifecycle(limits, memory, running, log, drafter)
-        step = Step(lifecycle, memory, drafter)
+        step = Step(lifecycle, memory, drafter, self.drafting)
         return Parts(lifecycle, step, self.mix(limits), Stride(lifecycle, memory, step))
 
     def running(self, limits: Limits) -> Running:
@@ -175,7 +183,9 @@ class Profile:
         log: EventLog,
         drafter: Drafter | None,
     ) -> Lifecycle:
-        if drafter is not None and drafter.recomputes_block:
+        recomputes = drafter is not None and drafter.recomputes_block
+        key_lookahead = self.key_lookahead(limits, recomputes_block=recomputes)
+        if recomputes and not key_lookahead:
             memory.leave_out_last_blocks()
         return Lifecycle(
             limits,
@@ -186,4 +196,14 @@ class Profile:
             drafter,
             self.offloading(limits, memory, running, log),
             None if self.intake is None else self.intake(limits),
+            publishes_output=self.drafting.publishes_output,
+            key_lookahead=key_lookahead,
         )
+
+    def key_lookahead(self, limits: Limits, *, recomputes_block: bool) -> int:
+        """How many tokens after a block its key covers; `recomputes_block`: as the drafter's.
+
+        With a host tier keys cover blocks alone.
+        """
+        covers = recomputes_block and self.drafting.lookahead_keys
+        return int(covers and limits.caching and limits.host is None)

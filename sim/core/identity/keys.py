@@ -55,6 +55,7 @@ class BlockKeys:
         "digests",
         "ends",
         "explicit",
+        "lookahead",
         "output",
         "public_blocks",
         "scope",
@@ -64,8 +65,9 @@ class BlockKeys:
     _ids: bytearray
     _tail: bytes
 
-    def __init__(self, block_size: int, chain: bytes) -> None:
+    def __init__(self, block_size: int, chain: bytes, lookahead: int = 0) -> None:
         self.block_size = block_size
+        self.lookahead = lookahead  # tokens after a block that its key covers
         self.digests: list[bytes] = []
         self.ends: list[int] = []
         self.explicit = False  # token ids: one segment per block, appended as tokens become known
@@ -85,14 +87,16 @@ class BlockKeys:
         *,
         merged: bool = False,
         public: Public | None = None,
+        lookahead: int = 0,
     ) -> BlockKeys:
         """Keys of a prompt given as spans `(content, offset, length)`, and its output `(content, offset)`.
 
-        `public`: the scope of its first tokens, where it is another.
+        `public`: the scope of its first tokens, where it is another. `lookahead`: a block's key covers so
+        many tokens after it.
         """
         if public is not None:
-            return cls._of_public_spans(block_size, spans, output, scope, public)
-        keys = cls(block_size, scope.digest)
+            return cls._of_public_spans(block_size, spans, output, scope, public, lookahead)
+        keys = cls(block_size, scope.digest, lookahead)
         chain = keys._chain
         digests, ends = keys.digests, keys.ends
         position = done = 0
@@ -103,7 +107,7 @@ class BlockKeys:
         for content, offset, length in spans:
             chain = _digest(chain + _SPAN(position, content, offset))
             position += length
-            end = position // block_size
+            end = (position - lookahead) // block_size
             if end > done:
                 digests.append(chain)
                 ends.append(end)
@@ -128,11 +132,12 @@ class BlockKeys:
         output: tuple[int, int],
         scope: Scope,
         public: Public,
+        lookahead: int,
     ) -> BlockKeys:
         """Keys whose chain leaves the public scope for the request's own after so many tokens."""
         whole = merge(spans)
         head, tail = split_spans(whole, public.tokens)
-        keys = cls.of_spans(block_size, head, (0, 0), public.scope, merged=True)
+        keys = cls.of_spans(block_size, head, (0, 0), public.scope, merged=True, lookahead=lookahead)
         keys.scope = scope.digest
         keys.spans, keys.output = whole, output
         # The last segment is the open one, of an output that does not follow here.
@@ -144,7 +149,7 @@ class BlockKeys:
             # Public spans are in the chain again: the last of them may end within a block.
             chain = _digest(chain + _SPAN(position, content, offset))
             position += length
-            end = position // block_size
+            end = (position - lookahead) // block_size
             if number >= len(head) and end > (keys.ends[-1] if keys.ends else 0):
                 keys.digests.append(chain)
                 keys.ends.append(end)
@@ -160,12 +165,13 @@ class BlockKeys:
         scope: Scope = DEFAULT_SCOPE,
         *,
         public: Public | None = None,
+        lookahead: int = 0,
     ) -> BlockKeys:
         """Keys of a prompt given as token ids; `extend` adds generated ones as they come.
 
-        `public`: the scope of its first tokens, where it is another.
+        `public`, `lookahead`: as for `of_spans`.
         """
-        keys = cls(block_size, scope.digest if public is None else public.scope.digest)
+        keys = cls(block_size, scope.digest if public is None else public.scope.digest, lookahead)
         keys.explicit = True
         keys._tail = b""
         keys._ids = bytearray()
@@ -180,15 +186,17 @@ class BlockKeys:
         return keys
 
     def extend(self, ids: npt.NDArray[np.int64] | Sequence[int]) -> None:
-        """Appends token ids; each block they complete gets its key. O(ids)."""
+        """Appends token ids; each block they complete, with what its key covers, gets it. O(ids)."""
         added = np.asarray(ids, dtype="<i8").tobytes()
         self._ids += added
         data = self._tail + added
         size = 8 * self.block_size
-        full = len(data) - len(data) % size
+        beyond = 8 * self.lookahead
+        known = max(len(data) - beyond, 0)
+        full = known - known % size
         chain = self._chain
         for start in range(0, full, size):
-            chain = _digest(chain + data[start : start + size])
+            chain = _digest(chain + data[start : start + size + beyond])
             self.digests.append(chain)
             self.ends.append(len(self.digests))
         self._chain = chain

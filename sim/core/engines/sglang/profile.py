@@ -48,7 +48,7 @@ class SglangProfile(Profile):
         order = LongestPrefixFirst() if limits.policy == "lpm" else SglangFcfs()
         intake = None if self.intake is None else self.intake(limits)
         lifecycle = RadixLifecycle(limits, memory, Queue(order, memory), running, log, intake)
-        step = Step(lifecycle, memory, None)
+        step = Step(lifecycle, memory, None, self.drafting)
         mix = SglangMix(settings, memory, order)
         return Parts(lifecycle, step, mix, RadixStride(lifecycle, memory, step, mix))
 

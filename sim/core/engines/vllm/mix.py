@@ -141,13 +141,14 @@ class VllmMix:
                 step.refuse(request, hit)
                 return
             start = step.head_start(request, hit)
-            tokens = min(request.known_tokens - hit.tokens - start.tokens, budget)
-            if checks_room and not memory.fits_now(
-                request, hit, step.with_lookahead(hit.tokens + start.tokens + tokens)
-            ):
+            done = hit.tokens + start.tokens
+            tokens = step.joining_tokens(done, request.known_tokens - done, budget)
+            if not tokens:
+                return
+            if checks_room and not memory.fits_now(request, hit, step.with_lookahead(done + tokens)):
                 step.refuse(request, hit)
                 return
-            budget -= tokens
+            budget -= tokens + step.slots
             step.admit(request, hit, start.tokens)
             step.run(request)
             step.compute(request, tokens, start)

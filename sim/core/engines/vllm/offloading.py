@@ -128,10 +128,11 @@ class WaitingPass:
         if not self.admission.admits(step, self.memory, self.queue, request, hit):
             return self._refuse(request, hit)
         start = step.head_start(request, hit)
-        tokens = min(request.known_tokens - hit.tokens - start.tokens, self.budget)
-        if self._checks_room and not self.memory.fits_now(
-            request, hit, step.with_lookahead(hit.tokens + start.tokens + tokens)
-        ):
+        done = hit.tokens + start.tokens
+        tokens = step.joining_tokens(done, request.known_tokens - done, self.budget)
+        if not tokens:
+            return False
+        if self._checks_room and not self.memory.fits_now(request, hit, step.with_lookahead(done + tokens)):
             return self._refuse(request, hit)
         step.admit(request, hit, start.tokens)
         self._run(request, tokens, start)
@@ -145,7 +146,11 @@ class WaitingPass:
         if memory.still_needed(request, known_tokens) > memory.free_blocks:
             return self._wait()
         memory.leave(request, request.computed_tokens)
-        tokens = min(request.known_tokens - request.computed_tokens, self.budget)
+        done = request.computed_tokens
+        tokens = step.joining_tokens(done, request.known_tokens - done, self.budget)
+        if not tokens:
+            self.queue.passed_over = True
+            return False
         if (
             memory.missing(request, step.with_lookahead(request.computed_tokens + tokens))
             > memory.free_blocks
@@ -162,7 +167,7 @@ class WaitingPass:
         return False
 
     def _run(self, request: Request, tokens: int, start: HeadStart) -> None:
-        self.budget -= tokens
+        self.budget -= tokens + self.step.slots
         self.step.run(request)
         for gate in self._gates:
             gate.enter(request)

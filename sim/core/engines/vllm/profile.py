@@ -78,7 +78,7 @@ class VllmProfile(Profile):
         running = self.running(limits)
         memory = HybridMemory(limits, log, running.findable, self.hybrid_order(limits), numbered=numbered)
         lifecycle = self._lifecycle(limits, memory, running, log, drafter)
-        step = Step(lifecycle, memory, drafter)
+        step = Step(lifecycle, memory, drafter, self.drafting)
         return Parts(lifecycle, step, self.hybrid_mix(limits, memory), HybridStride(lifecycle, memory, step))
 
     def offloading(
@@ -106,4 +106,4 @@ def vllm(version: str) -> VllmProfile:
     """vLLM as a version decides, one of `VERSIONS`. Errors: ValueError."""
     rules = rules_of(version)
     order = queue_order if rules.passed_over_stay_ahead else first_back_first
-    return replace(VLLM, version=version, rules=rules, order=order)
+    return replace(VLLM, version=version, rules=rules, drafting=rules, order=order)

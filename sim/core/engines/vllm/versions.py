@@ -1,17 +1,19 @@
 """vLLM's rules by version: what changed in its decisions since 0.24, and the version that changed it.
 
-Source: vllm/v1/core and vllm/config/vllm.py of the versions below. A version that is not listed decides as the
-one before it.
+Source: vllm/v1/core and vllm/config/vllm.py of the versions below. A version that is not listed decides
+as the one before it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from pagecast.sim.core.drafter import DraftingRules
+
 
 @dataclass(frozen=True)
-class VllmRules:
-    """Where versions decide otherwise; the defaults are those of 0.24.
+class VllmRules(DraftingRules):
+    """Where versions decide otherwise, beside `DraftingRules`; the defaults are those of 0.24.
 
     `skips_after_idle_victim`: under the policy priority, a victim that had no tokens in this step makes the
     running pass skip the request that comes next. `goes_on_after_own_preemption`: a request that preempted
@@ -28,11 +30,19 @@ class VllmRules:
 
 _CHANGES: tuple[tuple[str, dict[str, bool]], ...] = (
     ("0.24", {}),
-    ("0.26", {}),
-    ("0.28", {"skips_after_idle_victim": False}),
-    ("0.30", {}),
+    ("0.26", {"pads_joining": True}),
+    ("0.28", {"skips_after_idle_victim": False, "slots_per_request": True}),
+    ("0.30", {"pads_cached": True}),
     ("0.31", {"passed_over_stay_ahead": False}),
-    ("0.33", {"goes_on_after_own_preemption": True, "counts_running_adapters": True}),
+    (
+        "0.33",
+        {
+            "goes_on_after_own_preemption": True,
+            "counts_running_adapters": True,
+            "publishes_output": True,
+            "lookahead_keys": True,
+        },
+    ),
 )
 
 VERSIONS: tuple[str, ...] = tuple(version for version, _ in _CHANGES)
