@@ -51,13 +51,16 @@ class GroupSpec:
         """Places that a block table of so many tokens has."""
         return min(tokens, 1) if self.kind is KvKind.STATE else -(-tokens // self.block_size)
 
-    def most_blocks(self, max_num_batched_tokens: int, max_model_len: int | None) -> int:
-        """Blocks that a request holds at most, however long it is: vLLM's cap in the admission check."""
+    def most_blocks(self, held_tokens: int, max_model_len: int | None) -> int:
+        """Blocks that a request holds at most, however long it is: vLLM's cap in the admission check.
+
+        `held_tokens`: those of the steps that are planned at a time.
+        """
         longest = _FOREVER if max_model_len is None else max_model_len
         if self.kind is KvKind.WINDOW:
-            return -(-min(self.window - 1 + max_num_batched_tokens, longest) // self.block_size) + 1
+            return -(-min(self.window - 1 + held_tokens, longest) // self.block_size) + 1
         if self.kind is KvKind.CHUNK:
-            return -(-min(self.window + max_num_batched_tokens, longest) // self.block_size)
+            return -(-min(self.window + held_tokens, longest) // self.block_size)
         return _FOREVER
 
     def check(self) -> None:

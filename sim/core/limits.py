@@ -42,7 +42,8 @@ class Limits:
     `engine`: settings that only one engine has.
     `swap_blocks`: blocks of host memory for the KV of preempted requests; 0: it is computed again.
     `partial_reuse`: whether blocks that match partly are copied, only taken over, or not used ("").
-    `tenants`: their shares; None: nobody tells them apart.
+    `tenants`: their shares; None: nobody tells them apart. `held_batches`: layers with a window hold the
+    tokens of so many steps beside it.
     """
 
     num_blocks: int
@@ -60,6 +61,7 @@ class Limits:
     engine: EngineSettings | None = None
     swap_blocks: int = 0
     partial_reuse: str = ""
+    held_batches: int = 1
 
     def check(self) -> None:
         """Errors: BadInput naming the first limit that cannot work."""
@@ -115,6 +117,11 @@ class Limits:
             "enable_prefix_caching": self.caching,
         }
 
+    @property
+    def held_tokens(self) -> int:
+        """Tokens that layers with a window hold beside it at most."""
+        return self.held_batches * self.max_num_batched_tokens
+
     def settings(self, default: Settings) -> Settings:
         """The engine's settings, or these where none are given. Errors: BadInput for another engine's."""
         engine = self.engine
@@ -165,7 +172,11 @@ class Limits:
             tokens = min(tokens, self.max_model_len)
         if self.groups and self.tenants is None and self._surely_fits_whole(tokens):
             return ""
-        blocks_needed = self.most_held(tokens) if self.groups else -(-tokens // self.block_size) * groups
+        if self.groups:
+            # Admission asks for as many as the prompt may ever hold.
+            blocks_needed = max(self.most_held(tokens), self.most_held(prompt_tokens, self.held_tokens))
+        else:
+            blocks_needed = -(-tokens // self.block_size) * groups
         if blocks_needed > self.num_blocks:
             return f"needs {blocks_needed} blocks of {self.block_size} tokens; the pool has {self.num_blocks}"
         return "" if self.tenants is None else self.above_ceiling(total, tenant)
@@ -194,10 +205,15 @@ class Limits:
             return self.most_held(total_tokens - 1)
         return -(-(total_tokens - 1) // self.block_size)
 
-    def most_held(self, tokens: int) -> int:
-        """Blocks that a request of so many tokens holds at most at a time, in all of `groups`."""
+    def most_held(self, tokens: int, held_tokens: int | None = None) -> int:
+        """Blocks that a request of so many tokens holds at most at a time, in all of `groups`.
+
+        `held_tokens`: those that layers with a window hold beside it; None: those of one step.
+        """
+        if held_tokens is None:
+            held_tokens = self.max_num_batched_tokens
         held = [
-            min(group.blocks_of(tokens), group.most_blocks(self.max_num_batched_tokens, self.max_model_len))
+            min(group.blocks_of(tokens), group.most_blocks(held_tokens, self.max_model_len))
             for group in self.groups
         ]
         return sum(held)

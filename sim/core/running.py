@@ -81,6 +81,17 @@ class Running:
             flying += request in plan.decodes
         return self.planned(request) - flying
 
+    def processed(self, request: Request, computed: int) -> int:
+        """Tokens of a running request that no plan in flight still computes, of `computed` planned ones.
+
+        Drafts count as planned, and until their commit as right.
+        """
+        if computed > request.known_tokens and request in self.decoders.requests:
+            return computed - (not self.knows(request))
+        return computed - sum(
+            [chunk.tokens for plan in self.in_flight for chunk in plan.chunks if chunk.request is request]
+        )
+
     def findable(self, request: Request) -> int:
         """Tokens of a running request whose blocks may be published now."""
         if self.at_commit:

@@ -130,6 +130,13 @@ class Step:
         longest = self.limits.max_model_len
         return tokens + self._lookahead if longest is None else min(tokens + self._lookahead, longest)
 
+    def read_from(self, request: Request, computed: int) -> int:
+        """After how many tokens the oldest step begins that counts as one that reads a request's blocks.
+
+        `computed`: tokens that plans so far compute.
+        """
+        return computed if self.limits.held_batches == 1 else self.running.processed(request, computed)
+
     def joining_tokens(self, computed: int, tokens: int, budget: int) -> int:
         """Tokens that a request computes which joins with `tokens` to compute after `computed` others.
 

@@ -393,7 +393,8 @@ def watch_blocks(pool: Any) -> BlockTrail:
 
     def stored(key: bytes, block: Any, num_tokens: int | None) -> None:
         # The last four bytes of a key are the group's number; vLLM's block 0 is the null block.
-        trail.stored(int.from_bytes(key[-4:], "big"), block.block_id - 1)
+        if block.block_hash != key and not pool.cached_block_hash_to_block.contain(key, block.block_id):
+            trail.stored(int.from_bytes(key[-4:], "big"), block.block_id - 1)
         insert(key, block, num_tokens)
 
     def removed(block: Any) -> Any:

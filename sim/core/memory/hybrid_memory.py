@@ -35,10 +35,12 @@ from pagecast.sim.core.memory.prefix_search import NO_HIT, PrefixSearch
 from pagecast.sim.core.memory.ranked_extent_pool import RankedExtentPool
 from pagecast.sim.core.memory.table import Leaver, Table
 from pagecast.sim.core.memory.tables import Tables
+from pagecast.sim.core.memory.window_rules import WindowRules
 from pagecast.sim.core.memory.windows import Windows
 from pagecast.sim.core.request import Request
 
 _LONG = 1 << 62
+DENSE = WindowRules()
 
 
 class HybridMemory(OffloadableMemory):
@@ -56,6 +58,7 @@ class HybridMemory(OffloadableMemory):
         log: EventLog,
         progress: Progress,
         order: ReuseOrder | None = None,
+        rules: WindowRules = DENSE,
         *,
         numbered: bool = True,
     ) -> None:
@@ -78,6 +81,11 @@ class HybridMemory(OffloadableMemory):
         )
         self._numbered = have_numbers(self.extents.blanks)
         self._limits = limits
+        self._rules = rules
+        # Blocks leave a window one step after the plan of the one that no longer reads them.
+        self.late = limits.held_batches > 1
+        # Of waiting and running requests: where a prefix ends that only some layers had.
+        self._junctions: dict[Request, int] = {}
         self.layers = self._make_layers(together=together)
         self.tables: dict[Request, Tables] = {}
         self.detached_tables: list[Table] = []  # taken from their requests, and still to be given back
@@ -85,7 +93,7 @@ class HybridMemory(OffloadableMemory):
         self.writers = OutputWriters()
         self._progress = progress
         self.crossing_blocks = len(specs)
-        self.places = _places(specs, limits.block_size)
+        self.places = _places(specs, limits.block_size, late=self.late)
         self.fresh: dict[Request, None] = {}  # requests that have not decoded since their last chunk
         # Tokens of those that filled a block with their turn in the step being made, to be published later.
         self.filled: dict[Request, int] = {}
@@ -136,13 +144,14 @@ class HybridMemory(OffloadableMemory):
                     self.block_size,
                     self.aligned,
                     1 + len(others),
+                    sparse=self._rules.keeps_boundaries,
                 )
             )
         return layers
 
     def _set_up_layers(self) -> None:
         """Prepares what follows from `layers`."""
-        self.windows = Windows(self.layers, self.tables, self.block_size)
+        self.windows = Windows(self.layers, self.tables, self.block_size, late=self.late)
         growing = []
         first = 0
         for place, group in enumerate(self.layers):
@@ -165,13 +174,18 @@ class HybridMemory(OffloadableMemory):
         if not self.caching:
             return NO_HIT
         keys = request.keys
+        self._junctions.pop(request, None)
         if self.writers.may_write(keys):
             self._catch_up_all(request)
         if self.extents.owed:
             if not self._search.may_find(keys):
                 return NO_HIT
             self.extents.settle()
-        hit = self._search.find(keys, request.known_tokens - 1, recomputes_block=self.recomputes_block)
+        most = request.known_tokens - 1
+        seen = most if not self._rules.sees_whole_prompt else request.known_tokens
+        hit = self._search.find(keys, most, seen, recomputes_block=self.recomputes_block)
+        if self._rules.keeps_boundaries and self._search.longest > hit.tokens:
+            self._junctions[request] = self._search.longest
         if self.extents.broken and self._search.has_broken(hit):
             self.divide()
             return self.find(request)
@@ -436,6 +450,7 @@ class HybridMemory(OffloadableMemory):
             tables.published = 0  # there is more to publish once there are places
         earlier = None
         parts: list[Part] = []
+        boundaries = self._boundaries(request) if self._rules.keeps_boundaries else ()
         for group, table in zip(self.layers, by_group, strict=True):
             if not alike:
                 full = group.full(table, whole, tokens)
@@ -445,9 +460,22 @@ class HybridMemory(OffloadableMemory):
             if full > stored:
                 wanted = stored if stored > table.nulls else table.nulls, full, group.pieces
                 if wanted != earlier:
-                    parts = group.parts(request.keys, table, full)
+                    parts = group.parts(request.keys, table, full, boundaries)
                     earlier = wanted
-                group.publish(request, table, full, parts)
+                group.publish(request, table, full, parts, boundaries)
+
+    def _boundaries(self, request: Request) -> list[int]:
+        """The tokens after which a hit may end that a prompt like this one, or one that goes on, finds."""
+        prompt = request.prompt_tokens
+        boundaries = [prompt - 1]
+        if self.recomputes_block:
+            aligned = self.aligned
+            ends = (prompt - 1) // aligned, prompt // aligned
+            boundaries = [max(end * aligned - aligned, 0) for end in ends]
+        junction = self._junctions.get(request)
+        if junction:
+            boundaries.append(junction)
+        return boundaries
 
     def publishes_later(self, request: Request) -> bool:
         """Whether what a decoding request fills is published when somebody may look for it.
@@ -489,6 +517,7 @@ class HybridMemory(OffloadableMemory):
         self.fresh.pop(request, None)
         self.filled.pop(request, None)
         self.writers.remove(request)
+        self._junctions.pop(request, None)
         tables = self.tables.pop(request, None)
         return [] if tables is None else self._dealt(tables)
 
@@ -612,11 +641,13 @@ class HybridMemory(OffloadableMemory):
         return self.extents.findable()
 
 
-def _places(specs: tuple[GroupSpec, ...], unit: int) -> tuple[int, ...]:
+def _places(specs: tuple[GroupSpec, ...], unit: int, *, late: bool) -> tuple[int, ...]:
     places = {0, unit - 1}
     for spec in specs:
         if spec.kind is KvKind.WINDOW:
             places.add((spec.window - 1) % unit)
         elif spec.kind is KvKind.CHUNK and spec.window % unit:
             places.update(range(unit))
+    if late:
+        places |= {(place + 1) % unit for place in places}
     return tuple(sorted(places))

@@ -9,6 +9,7 @@ Source: vllm/v1/core/single_type_kv_cache_manager.py (0.24).
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 from pagecast.sim.core.events import EventKind
 from pagecast.sim.core.group_spec import GroupSpec, KvKind
@@ -38,6 +39,7 @@ class LayerGroup:
     """The rules of `width` equal groups that follow one another; `index` is the number of the first.
 
     `unit` is the number of tokens per block key, `aligned` that of which every hit is a multiple.
+    `sparse`: of layers with a window only blocks at boundaries can be found (`WindowRules.keeps_boundaries`).
     """
 
     def __init__(
@@ -49,6 +51,8 @@ class LayerGroup:
         unit: int,
         aligned: int,
         width: int = 1,
+        *,
+        sparse: bool = False,
     ) -> None:
         self.width = width
         self.pool = pool
@@ -56,7 +60,8 @@ class LayerGroup:
         self.spec = spec
         self.index = index
         self.shared_blocks = 0
-        self.most_blocks = spec.most_blocks(limits.max_num_batched_tokens, limits.max_model_len)
+        self.most_blocks = spec.most_blocks(limits.held_tokens, limits.max_model_len)
+        self._sparse = sparse and spec.kind is KvKind.WINDOW
         self.mark = mark_of(index, width)
         self._units = max(spec.block_size // unit, 1)
         self._size = spec.block_size
@@ -193,6 +198,8 @@ class LayerGroup:
     def _set_pieces(self) -> None:
         """Notes what decides, beside the places, which `parts` there are: where it is equal they are."""
         self.pieces = self._units, min(self._reachable, self._segment_blocks)
+        if self._sparse:
+            self.pieces = self._units, -1 - self._reachable
 
     def full(self, table: Table, tokens: int, computed: int) -> int:
         """The full blocks, from the start, that can be found once the first `tokens` tokens are published.
@@ -204,8 +211,11 @@ class LayerGroup:
             tokens = min(computed, tokens + self._size)
         return min(tokens // self._size, table.places)
 
-    def parts(self, keys: BlockKeys, table: Table, full: int) -> list[Part]:
-        """What is published next of a table, up to its place `full`, segment by segment."""
+    def parts(self, keys: BlockKeys, table: Table, full: int, boundaries: Sequence[int]) -> list[Part]:
+        """What is published next of a table, up to its place `full`, segment by segment.
+
+        `boundaries`: tokens after which a hit may end, where only these count (`sparse`).
+        """
         parts: list[Part] = []
         units = self._units
         ends = keys.ends
@@ -218,20 +228,22 @@ class LayerGroup:
             end = ends[segment] // units
             if end > full:
                 end = full
-            if self._reachable >= self._segment_blocks:
+            if not self._sparse and self._reachable >= self._segment_blocks:
                 parts.append((keys.digests[segment], number, end - place))
             else:
                 for each in range(place, end):
-                    digest = keys.digests[segment] if self._is_reachable(each) else None
+                    digest = keys.digests[segment] if self._is_reachable(each, boundaries) else None
                     parts.append((digest, (each + 1) * units - 1, 1))
             place = end
         return parts
 
-    def publish(self, request: Request, table: Table, full: int, parts: list[Part]) -> None:
+    def publish(
+        self, request: Request, table: Table, full: int, parts: list[Part], boundaries: Sequence[int]
+    ) -> None:
         """Makes these parts of a table findable, up to its place `full`."""
         log = self.log
         if log.kv is not None:
-            self._tell(log.kv, request, table, table.stored, full)
+            self._tell(log.kv, request, table, full, boundaries)
         table.stored = full
         pool = self.pool
         for digest, number, count in parts:
@@ -243,16 +255,22 @@ class LayerGroup:
                 log.add(EventKind.STORED, request.id, stored.tolist(), group=self.index)
             pool.publish(table, count, digest + self.mark, number, self._units)
 
-    def _tell(self, kv: KvEventStream, request: Request, table: Table, first: int, full: int) -> None:
-        """Tells of the blocks from place `first` to `full` that become findable."""
+    def _tell(
+        self, kv: KvEventStream, request: Request, table: Table, full: int, boundaries: Sequence[int]
+    ) -> None:
+        """Tells of the blocks of a table that become findable, up to its place `full`."""
+        first = table.stored
         base = max(first, table.nulls)
-        places = [place for place in range(base, full) if self._is_reachable(place)]
+        places = [place for place in range(base, full) if self._is_reachable(place, boundaries)]
         blocks = [table.tail[place - base] for place in places]
         kv.stored(request, first, full, places, blocks, self.index, self.spec)
 
-    def _is_reachable(self, place: int) -> bool:
-        """Whether a hit can ever ask for the block at a place."""
+    def _is_reachable(self, place: int, boundaries: Sequence[int]) -> bool:
+        """Whether a hit can ever ask for the block at a place; `boundaries` as for `parts`."""
         size = self._segment_blocks
+        if self._sparse:
+            ends = [tokens // (size * self._size) * size + self._dropping for tokens in boundaries]
+            return any(end - self._reachable <= place < end for end in ends)
         if self._reachable >= size:
             return True
         place -= self._dropping

@@ -26,6 +26,7 @@ class PrefixSearch:
     def __init__(self, extents: ExtentPool, layers: list[LayerGroup], block_size: int, aligned: int) -> None:
         self._extents = extents
         self._layers = len(layers)
+        self.longest = 0  # the longest prefix that some layers had when it was last asked
         # Groups of equal layers are looked up together, those that keep every token first.
         equal: dict[GroupSpec, dict[int, bytes]] = {}
         for place, group in enumerate(layers):
@@ -40,8 +41,8 @@ class PrefixSearch:
         """Whether a hit is possible."""
         return self._lookups[0].may_find(keys)
 
-    def find(self, keys: BlockKeys, most: int, *, recomputes_block: bool) -> Hit:
-        """The longest cached prefix of at most `most` tokens.
+    def find(self, keys: BlockKeys, most: int, seen: int, *, recomputes_block: bool) -> Hit:
+        """The longest cached prefix of at most `most` tokens, for which `seen` tokens may be looked at.
 
         Each kind of layers may shorten the prefix; then the others are asked again, until none does. Layers
         that keep all are looked up once; later rounds cut that hit. Where hits leave out their last block
@@ -49,6 +50,7 @@ class PrefixSearch:
         When a kind finds less, all may drop a block again.
         """
         tokens = most
+        self.longest = 0
         hits_by_lookup: dict[int, list[TableHit]] = {}
         dropped: set[int] = set()
         while True:
@@ -60,10 +62,11 @@ class PrefixSearch:
                     length = length // size * size
                     continue
                 drop = recomputes_block and number not in dropped
-                hits = lookup.find(keys, min(length + size, most) if drop else length, drop=drop)
+                hits = lookup.find(keys, min(length + size, seen) if drop else length, drop=drop)
                 hits_by_lookup[number] = hits
                 shorter = hits[0].places * size < length
                 length = hits[0].places * size
+                self.longest = max(self.longest, length)
                 if not length:
                     return NO_HIT
                 if drop:

@@ -15,25 +15,31 @@ class Windows:
 
     `places` are those of such layers among all. `least` is the smallest window, 0 without windows.
     `leave_place` is the only position within a key block at which blocks leave windows when a decoding
-    request computes it; None: there are several.
+    request computes it; None: there are several. `late`: a decoding request's newest token is in flight, and
+    its blocks leave by those before.
     """
 
-    def __init__(self, layers: list[LayerGroup], tables: dict[Request, Tables], block_size: int) -> None:
+    def __init__(
+        self, layers: list[LayerGroup], tables: dict[Request, Tables], block_size: int, *, late: bool = False
+    ) -> None:
         self._specs = [group.spec for group in layers]
         self._tables = tables
         self._block_size = block_size
         self.places = [place for place, spec in enumerate(self._specs) if spec.window]
         self.least = min([self._specs[place].window for place in self.places], default=0)
         self.leave_place = _leave_place(self._specs, block_size)
+        self._late = int(late)
+        if late and self.leave_place is not None:
+            self.leave_place = (self.leave_place + 1) % block_size
         # The places of windowed layers, and what a window keeps beside the newest token.
-        self._older = [(place, self._specs[place].window - 1) for place in self.places]
+        self._older = [(place, self._specs[place].window - 1 + late) for place in self.places]
 
     def leavers(self, requests: list[Request], tick: int) -> list[Leaver]:
         """The tables of requests whose rows leave windows while they decode up to this tick."""
         leavers = []
         for request in requests:
             by_group = self._tables[request].by_group
-            computed = tick - request.lag
+            computed = tick - request.lag - self._late
             for place in self.places:
                 skipped = self._specs[place].skipped_blocks(computed)
                 if skipped:
@@ -51,7 +57,7 @@ class Windows:
         size = self._block_size
         tables = self._tables
         windows = self._older
-        least = self.least - 1 + size
+        least = self.least - 1 + size + self._late
         leavers: list[Leaver] = []
         ahead = place - tick
         while turns > 0:

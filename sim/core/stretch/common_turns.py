@@ -91,4 +91,6 @@ def are_common(running: Running, memory: HybridMemory) -> bool:
     """Whether turns may be taken together: their order within a step does not matter to anybody."""
     if not memory.regular or memory.writers.rivals or running.decoders.explicit:
         return False
+    if memory.late and memory.fresh:
+        return False
     return not running.knows_ahead() and memory.log.events is None

@@ -32,6 +32,11 @@ class HybridStride(Stride):
         time before is over, and does not depend on how a stretch is cut or on how many steps are planned
         at once.
         """
+        memory = self._hybrid
+        if memory.late and (memory.fresh or self._running.knows_ahead()):
+            # What leaves windows depends on what is in flight, which is one token of each only from then on.
+            self._quiet_until = 0
+            return 0
         steps = super().quiet()
         if not steps or not self._queue.size:
             self._quiet_until = 0
@@ -77,5 +82,5 @@ class HybridStride(Stride):
             log.step = step + tick - first
             for request in due(running, memory):
                 computed = tick - request.lag
-                memory.leave(request, computed)
+                memory.leave(request, computed - memory.late)
                 take_turn(running, memory, request, computed)

@@ -38,7 +38,7 @@ def take_turn(running: Running, memory: HybridMemory, request: Request, computed
 
     What left its windows is given back already.
     """
-    if memory.fresh:
+    if memory.fresh and not (memory.late and running.processed(request, computed) < computed - 1):
         memory.fresh.pop(request, None)
     if not computed % memory.block_size:
         memory.grow(request, computed + 1)

@@ -46,7 +46,7 @@ class VllmHybridMix(VllmMix):
         hybrid = self._memory
         running = step.running
         computed = running.planned(request)
-        memory.leave(request, computed)
+        memory.leave(request, step.read_from(request, computed))
         blocks = memory.missing(request, computed + 1)
         if not self._make_room(step, memory, queue, request, blocks):
             return False

@@ -72,7 +72,7 @@ class VllmMix:
         tokens = step.next_chunk(request)
         if not tokens:
             return True
-        memory.leave(request, request.computed_tokens)
+        memory.leave(request, step.read_from(request, request.computed_tokens))
         blocks = memory.missing(request, step.with_lookahead(request.computed_tokens + tokens))
         if not self._make_room(step, memory, queue, request, blocks):
             return False

@@ -75,8 +75,11 @@ class VllmProfile(Profile):
         if not limits.groups:
             return super().parts(limits, log, drafter, numbered=numbered)
         self.check(limits, drafter)
+        if self.rules.leaves_computed:
+            limits = replace(limits, held_batches=1 + limits.pipeline_depth)
         running = self.running(limits)
-        memory = HybridMemory(limits, log, running.findable, self.hybrid_order(limits), numbered=numbered)
+        order = self.hybrid_order(limits)
+        memory = HybridMemory(limits, log, running.findable, order, self.rules, numbered=numbered)
         lifecycle = self._lifecycle(limits, memory, running, log, drafter)
         step = Step(lifecycle, memory, drafter, self.drafting)
         return Parts(lifecycle, step, self.hybrid_mix(limits, memory), HybridStride(lifecycle, memory, step))

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pagecast.sim.core.drafter import DraftingRules
+from pagecast.sim.core.memory.window_rules import WindowRules
 
 
 @dataclass(frozen=True)
-class VllmRules(DraftingRules):
-    """Where versions decide otherwise, beside `DraftingRules`; the defaults are those of 0.24.
+class VllmRules(DraftingRules, WindowRules):
+    """Where versions decide otherwise, beside `DraftingRules` and `WindowRules`; the defaults are those of 0.24.
 
     `skips_after_idle_victim`: under the policy priority, a victim that had no tokens in this step makes the
     running pass skip the request that comes next. `goes_on_after_own_preemption`: a request that preempted
@@ -30,9 +31,9 @@ class VllmRules(DraftingRules):
 
 _CHANGES: tuple[tuple[str, dict[str, bool]], ...] = (
     ("0.24", {}),
-    ("0.26", {"pads_joining": True}),
+    ("0.26", {"pads_joining": True, "leaves_computed": True}),
     ("0.28", {"skips_after_idle_victim": False, "slots_per_request": True}),
-    ("0.30", {"pads_cached": True}),
+    ("0.30", {"pads_cached": True, "keeps_boundaries": True}),
     ("0.31", {"passed_over_stay_ahead": False}),
     (
         "0.33",
@@ -41,6 +42,7 @@ _CHANGES: tuple[tuple[str, dict[str, bool]], ...] = (
             "counts_running_adapters": True,
             "publishes_output": True,
             "lookahead_keys": True,
+            "sees_whole_prompt": True,
         },
     ),
 )
