@@ -70,6 +70,7 @@ class KvEventStream:
         self.steps: list[int] = []
         self.counter: StepCounter | None = None
         self._contents: dict[int, tuple[bytes, int]] = {}  # of each findable block: its hash and group
+        self._names: dict[int, list[bytes]] = {}  # of blocks that can be found by other hashes too: these
 
     def take(self) -> list[KvEvent]:
         """The events so far, which are forgotten."""
@@ -116,11 +117,29 @@ class KvEventStream:
             )
         )
 
+    def named(self, request: Request, key: int, block: int, group: int, spec: GroupSpec) -> None:
+        """A block can also be found by a request's key number `key`, which ends within it."""
+        keys = request.keys
+        content = keys.block_key(key - 1)
+        self._names.setdefault(block, []).append(content)
+        self._add(
+            BlockStored(
+                (content,),
+                keys.block_key(key - 2) if key > 1 else None,
+                keys.block_size,
+                keys.block_size,
+                lora_name=request.adapter or None,
+                group_idx=group,
+                kv_cache_spec_kind=spec.kind.value,
+            )
+        )
+
     def removed(self, blocks: list[int]) -> None:
         """The contents of these blocks were given up."""
         for block in blocks:
             content, group = self._contents.pop(block)
-            self._add(BlockRemoved((content,), group_idx=group))
+            for each in (content, *self._names.pop(block, ())):
+                self._add(BlockRemoved((each,), group_idx=group))
 
     def offloaded(self, content: bytes, group: int) -> None:
         """A block of content can be loaded from host memory from now on.
@@ -140,4 +159,5 @@ class KvEventStream:
     def cleared(self) -> None:
         """Every content was given up at once."""
         self._contents.clear()
+        self._names.clear()
         self._add(AllBlocksCleared())

@@ -70,6 +70,7 @@ class ExtentPool:
         self.blanks = numbered_blocks(num_blocks) if numbered else unnumbered_blocks(num_blocks)
         self._numbered = numbered
         self.unnumbered = self.blanks[:0] if numbered else self.blanks[:]  # never changed
+        self.tails: dict[int, set[int]] = {}  # blocks by further names (see `LayerGroup.name_tail`)
         self.nothing = self.blanks[:0]  # an empty sequence of blocks, never changed
         self.owed = 0
         self._most_owed = 0 if numbered else num_blocks // 8  # bounds what is kept though it was evicted
@@ -142,6 +143,9 @@ class ExtentPool:
             evicted = evicted + taken if evicted else taken
         if self.log.events is not None and evicted:
             self.log.add(EventKind.EVICTED, "", evicted.tolist())
+        if self.tails:
+            for block in evicted:
+                self.tails.pop(block, None)
         if self.log.kv is not None and evicted:
             self.log.kv.removed(evicted.tolist())
         return evicted

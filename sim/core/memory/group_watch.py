@@ -57,6 +57,9 @@ class GroupWatch(KvEventStream):
                 done += 1
             self._watcher.stored(key, begin, end)
 
+    def named(self, request: Request, key: int, block: int, group: int, spec: GroupSpec) -> None:
+        """Nothing: no hit asks for a block by such a name."""
+
     def removed(self, blocks: list[int]) -> None:
         """As `KvEventStream.removed`."""
         for block in blocks:

@@ -145,6 +145,7 @@ class HybridMemory(OffloadableMemory):
                     self.aligned,
                     1 + len(others),
                     sparse=self._rules.keeps_boundaries,
+                    names_tails=self._rules.names_tails,
                 )
             )
         return layers
@@ -426,6 +427,11 @@ class HybridMemory(OffloadableMemory):
             self._catch_up_all(request)
         self.writers.add(request)
 
+    def keep_fresh(self, decoding: dict[Request, None]) -> None:
+        """Leaves in `fresh` only requests that still decode."""
+        for request in [request for request in self.fresh if request not in decoding]:
+            del self.fresh[request]
+
     # ---- publishing and giving back
 
     def publish(self, request: Request, tokens: int) -> None:
@@ -463,6 +469,8 @@ class HybridMemory(OffloadableMemory):
                     parts = group.parts(request.keys, table, full, boundaries)
                     earlier = wanted
                 group.publish(request, table, full, parts, boundaries)
+            if group.names_tails:
+                group.name_tail(request, table, whole)
 
     def _boundaries(self, request: Request) -> list[int]:
         """The tokens after which a hit may end that a prompt like this one, or one that goes on, finds."""

@@ -53,6 +53,7 @@ class LayerGroup:
         width: int = 1,
         *,
         sparse: bool = False,
+        names_tails: bool = False,
     ) -> None:
         self.width = width
         self.pool = pool
@@ -64,6 +65,10 @@ class LayerGroup:
         self._sparse = sparse and spec.kind is KvKind.WINDOW
         self.mark = mark_of(index, width)
         self._units = max(spec.block_size // unit, 1)
+        self._unit = unit
+        keeps_all = spec.kind in (KvKind.FULL, KvKind.LATENT)
+        told = pool.log.events is not None or pool.log.kv is not None
+        self.names_tails = names_tails and limits.caching and keeps_all and self._units > 1 and told
         self._size = spec.block_size
         self._reachable = _reachable(spec, aligned)
         self._segment_blocks = max(aligned // spec.block_size, 1)
@@ -254,6 +259,25 @@ class LayerGroup:
                 stored = table.tail[: count * self.width]
                 log.add(EventKind.STORED, request.id, stored.tolist(), group=self.index)
             pool.publish(table, count, digest + self.mark, number, self._units)
+
+    def name_tail(self, request: Request, table: Table, tokens: int) -> None:
+        """Tells that the last key of a prompt, within a larger block, is another name of that block.
+
+        The first `tokens` tokens are published.
+        """
+        keys = (request.prompt_tokens - 1) // self._unit
+        place, within = divmod(keys, self._units)
+        if not within or keys * self._unit > tokens or not table.nulls <= place < table.stored:
+            return
+        block = table.blocks()[place - table.nulls]
+        names = self.pool.tails.setdefault(block, set())
+        if keys in names:
+            return
+        names.add(keys)
+        if self.log.events is not None:
+            self.log.add(EventKind.STORED, request.id, [block], group=self.index)
+        if self.log.kv is not None:
+            self.log.kv.named(request, keys, block, self.index, self.spec)
 
     def _tell(
         self, kv: KvEventStream, request: Request, table: Table, full: int, boundaries: Sequence[int]

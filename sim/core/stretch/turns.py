@@ -27,6 +27,8 @@ def due(running: Running, memory: HybridMemory) -> list[Request]:
     """The decoding requests that have a turn in the step being planned, in admission order."""
     requests = running.decoders.at_places(running.tick, memory.places)
     if memory.fresh:
+        if memory.late:
+            memory.keep_fresh(running.decoders.requests)
         requests = list({**dict.fromkeys(requests), **memory.fresh})
     if len(requests) > 1:
         requests.sort(key=admission_order)

@@ -31,7 +31,7 @@ class VllmRules(DraftingRules, WindowRules):
 
 _CHANGES: tuple[tuple[str, dict[str, bool]], ...] = (
     ("0.24", {}),
-    ("0.26", {"pads_joining": True, "leaves_computed": True}),
+    ("0.26", {"pads_joining": True, "leaves_computed": True, "names_tails": True}),
     ("0.28", {"skips_after_idle_victim": False, "slots_per_request": True}),
     ("0.30", {"pads_cached": True, "keeps_boundaries": True}),
     ("0.31", {"passed_over_stay_ahead": False}),
