@@ -50,3 +50,6 @@ class DraftingRules:
     pads_cached: bool = False
     publishes_output: bool = False
     lookahead_keys: bool = False
+
+
+RESERVED = DraftingRules()

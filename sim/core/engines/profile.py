@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from pagecast.sim.core.drafter import Drafter, DraftingRules
+from pagecast.sim.core.drafter import RESERVED, Drafter, DraftingRules
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.group_spec import KvKind
@@ -67,7 +67,7 @@ class Profile:
     commit of its last chunk. Three fields describe the engine to others: `whole_prompt` tells the invariant
     checks that the mix takes the blocks of a whole prompt at admission, `pipelined` tells `Scenario` that the
     engine plans ahead unless told otherwise (`Limits.pipeline_depth` decides), and `numbered` that its blocks
-    have numbers, and can be drawn.
+    have numbers, and can be drawn. `drafting`: what is done otherwise where requests speculate.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Profile:
     offloads: bool = False
     hybrid: bool = False
     numbered: bool = True
-    drafting: DraftingRules = DraftingRules()
+    drafting: DraftingRules = RESERVED
 
     def mix(self, limits: Limits) -> Mix:
         """The rule that fills a step."""

@@ -10,12 +10,12 @@ class WindowRules:
     """The defaults are those of vLLM 0.24.
 
     `leaves_computed`: blocks leave a window by the tokens that are computed; else by those that are planned,
-    although a plan in flight may still read the blocks. `keeps_boundaries`: of layers with a window only those
-    blocks can be found that a hit needs which ends where the prompt does, or where a prefix ends that other
-    layers had found (vLLM's prefix_cache_retention_interval 0). `sees_whole_prompt`: where hits leave out their
-    last block, that block may have the last token of the prompt. `names_tails`: where groups have blocks of
-    several sizes, a prompt's last key within a larger block is one more name of that block. No hit asks for
-    it: only events tell.
+    although a plan in flight may still read the blocks. `keeps_boundaries`: of layers with a window only
+    those blocks can be found that a hit needs which ends where the prompt does, or where a prefix ends that
+    other layers had found (vLLM's prefix_cache_retention_interval 0). `sees_whole_prompt`: where hits leave
+    out their last block, that block may have the last token of the prompt. `names_tails`: where groups have
+    blocks of several sizes, a prompt's last key within a larger block is one more name of that block. No hit
+    asks for it: only events tell.
     """
 
     leaves_computed: bool = False

@@ -10,7 +10,7 @@ from pagecast.sim.core.engines.profile import Profile, queue_order
 from pagecast.sim.core.engines.vllm.hybrid import VllmHybridMix
 from pagecast.sim.core.engines.vllm.mix import VllmMix
 from pagecast.sim.core.engines.vllm.offloading import VllmHybridOffloadingMix, VllmOffloadingMix
-from pagecast.sim.core.engines.vllm.versions import VllmRules, rules_of
+from pagecast.sim.core.engines.vllm.versions import OLDEST, VllmRules, rules_of
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
@@ -48,11 +48,11 @@ def first_back_first(limits: Limits) -> Order:
 
 @dataclass(frozen=True)
 class VllmProfile(Profile):
-    """vLLM's step, with its admission and preemption or others."""
+    """vLLM's step, with its admission and preemption or others; `rules`: those of a version."""
 
     admission: MakeAdmission = whole_sequence
     victim: MakeVictim = newest_or_least_urgent
-    rules: VllmRules = VllmRules()
+    rules: VllmRules = OLDEST
 
     def mix(self, limits: Limits) -> Mix:
         """The step for layers that all keep every token, with or without a host tier."""

@@ -14,7 +14,7 @@ from pagecast.sim.core.memory.window_rules import WindowRules
 
 @dataclass(frozen=True)
 class VllmRules(DraftingRules, WindowRules):
-    """Where versions decide otherwise, beside `DraftingRules` and `WindowRules`; the defaults are those of 0.24.
+    """Where versions decide otherwise, beside `DraftingRules` and `WindowRules`; the defaults are 0.24's.
 
     `skips_after_idle_victim`: under the policy priority, a victim that had no tokens in this step makes the
     running pass skip the request that comes next. `goes_on_after_own_preemption`: a request that preempted
@@ -29,6 +29,8 @@ class VllmRules(DraftingRules, WindowRules):
     passed_over_stay_ahead: bool = True
 
 
+OLDEST = VllmRules()
+# Each version with what it changed.
 _CHANGES: tuple[tuple[str, dict[str, bool]], ...] = (
     ("0.24", {}),
     ("0.26", {"pads_joining": True, "leaves_computed": True, "names_tails": True}),

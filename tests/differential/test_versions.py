@@ -1,0 +1,68 @@
+"""Every decision of vLLM 0.26 to 0.33, as recorded, and of the core with the rules of that version."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from decisions import Decisions
+from drift import RECORDED, difference_of, kept
+from families import FAMILIES
+from pagecast.sim.core.engines.vllm.profile import VLLM, vllm
+from pagecast.sim.core.engines.vllm.versions import VERSIONS
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.scheduler import Scheduler
+
+FEW = 4  # seeds of a family and version in `make test`
+LAST = 10**9
+EQUAL = (
+    "plain",
+    "keys",
+    "cancelled",
+    "events",
+    "hybrid",
+    "hybrid-events",
+    "hybrid-speculation",
+    "speculation",
+    "mixed",
+)
+
+
+def recorded(few: bool) -> list[object]:
+    """The recorded runs of the newer versions: the first of each family, or the others."""
+    folders = sorted(path for path in RECORDED.iterdir() if path.is_dir())
+    return [
+        pytest.param(folder.name, name, run, id=f"{folder.name}-{name}-{run.seed}")
+        for folder in folders
+        for name in EQUAL
+        for number, run in enumerate(kept(folder.name, name, LAST))
+        if (number < FEW) == few
+    ]
+
+
+@pytest.mark.parametrize(("version", "name", "run"), recorded(few=True))
+def test_every_decision_is_that_of_the_version(version: str, name: str, run: Decisions) -> None:
+    assert difference_of(run, FAMILIES[name], version) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("version", "name", "run"), recorded(few=False))
+def test_every_further_decision_is_that_of_the_version(version: str, name: str, run: Decisions) -> None:
+    assert difference_of(run, FAMILIES[name], version) is None
+
+
+def test_the_oldest_version_has_the_rules_of_the_default_profile() -> None:
+    assert vllm(VERSIONS[0]) == VLLM
+
+
+def test_a_version_that_is_not_known_is_an_error_that_names_those_that_are() -> None:
+    with pytest.raises(ValueError, match=r"vLLM 0\.1 is not known; choose one of 0\.24, "):
+        vllm("0.1")
+
+
+def test_a_profile_says_which_version_it_follows() -> None:
+    for version in VERSIONS:
+        assert vllm(version).version == version
+        assert Scheduler(Limits(num_blocks=4), vllm(version)).profile.version == version
