@@ -5,6 +5,7 @@ import inspect
 import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pagecast
@@ -199,7 +200,16 @@ def test_the_api_page_has_every_public_name_with_its_parameters():
             shown = re.search(rf"^`{public}\((.*?)\)", page, re.MULTILINE | re.DOTALL)
             assert shown is not None, public
             names = [part.split("=")[0].strip() for part in shown[1].split(",")]
-            assert [each for each in names if each != "*"] == list(inspect.signature(target).parameters)
+            assert sorted(each for each in names if each != "*") == sorted(parameters(target))
+
+
+def parameters(function) -> list[str]:
+    """The names of a function's parameters, and those of a typed `**options`."""
+    names = list(inspect.signature(function).parameters)
+    options = typing.get_type_hints(function).get("options")
+    if options is None:
+        return names
+    return [each for each in names if each != "options"] + list(typing.get_args(options)[0].__annotations__)
 
 
 def test_the_page_quotes_every_seam():

@@ -54,7 +54,7 @@ def test_mypy_sees_the_types_of_an_installation(installed, tmp_path):
         name: value for name, value in os.environ.items() if name not in ("MYPYPATH", "PYTHONPATH")
     }
     done = subprocess.run(command, cwd=tmp_path, env=without_path, capture_output=True, text=True)
-    assert 'Revealed type is "pagecast.sim.replay.simulation.Result"' in done.stdout, done.stdout
+    assert 'Revealed type is "pagecast.sim.replay.result.Result"' in done.stdout, done.stdout
     assert '"str" has no attribute "no_such_method"' in done.stdout
 
 

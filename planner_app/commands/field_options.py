@@ -34,9 +34,9 @@ _MORE: dict[str, str] = {  # what a user of the command line needs to know beyon
 _NAMES: dict[str, tuple[str, ...]] = {"num_gpu_blocks": ("--num-gpu-blocks", "--num-gpu-blocks-override")}
 
 
-def scenario_fields() -> Mapping[str, FieldInfo]:
+def scenario_fields(kind: type[Scenario] = Scenario) -> Mapping[str, FieldInfo]:
     """The fields of a scenario by their names on the command line."""
-    return Scenario.flat_fields()
+    return kind.flat_fields()
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,10 +55,10 @@ class GivenScenario:
         return cls(given.get("scenario"), fields, LoadOptions(**reading))
 
 
-def scenario_options() -> list[inspect.Parameter]:
+def scenario_options(kind: type[Scenario] = Scenario) -> list[inspect.Parameter]:
     """`--scenario`, and one option per field of a scenario."""
     about = "YAML file of scenario fields; options given here win"
-    fields = [field_option(name, info) for name, info in scenario_fields().items()]
+    fields = [field_option(name, info) for name, info in scenario_fields(kind).items()]
     return [parameter("scenario", Path | None, Opt(help=about), None), *fields]
 
 

@@ -1,10 +1,10 @@
 """`pagecast trace`: describes, converts, generates and hands out samples; mistakes are one line."""
 
 import json
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from pagecast import __version__
 from pagecast.planner_app.cli import run as pagecast
 from pagecast.planner_app.commands.trace import app
 from pagecast.sim.core.errors import BadInput
@@ -169,4 +169,4 @@ def test_tables_end_in_no_blanks_and_one_request_is_one(capsys: pytest.CaptureFi
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert pagecast(["--version"]) == 0
-    assert capsys.readouterr().out == f"pagecast {version('pagecast')}\n"
+    assert capsys.readouterr().out == f"pagecast {__version__}\n"

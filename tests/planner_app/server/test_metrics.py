@@ -81,7 +81,8 @@ def test_the_counts_are_those_of_what_was_served(serve: Any) -> None:
 
 
 def test_adapters_that_run_are_told(serve: Any) -> None:
-    one = serve(lora_modules=("sql=/adapters/sql", '{"name": "law", "path": "/adapters/law"}'), max_loras=2)
+    modules = ("sql=/adapters/sql", '{"name": "law", "path": "/adapters/law"}')
+    one = serve({"max_loras": 2}, lora_modules=modules)
     body = {"model": "law", "prompt": "x", "max_tokens": 30_000, "stream": True}
     with one.client() as http, http.stream("POST", "/v1/completions", json=body) as answer:
         lines = answer.iter_lines()
