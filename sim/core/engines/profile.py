@@ -15,10 +15,9 @@ from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.eviction import Eviction, LeastRecentlyUsed
 from pagecast.sim.core.memory.eviction_orders import ReuseOrder
-from pagecast.sim.core.memory.kv_memory import KvMemory, MakeGroups, one_full_group
+from pagecast.sim.core.memory.kv_memory import BlockPool, KvMemory, MakeGroups, one_full_group
 from pagecast.sim.core.memory.memory import OffloadableMemory
 from pagecast.sim.core.memory.partial_reuse import PartialReuse
-from pagecast.sim.core.memory.pool import BlockPool
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.parts import Parts
 from pagecast.sim.core.queue import Order, Queue

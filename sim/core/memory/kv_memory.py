@@ -21,6 +21,8 @@ from pagecast.sim.core.memory.pool import BlockPool, Watcher
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.request import Request, State
 
+__all__ = ["BlockPool", "KvMemory", "MakeGroups", "one_full_group"]
+
 MakeGroups = Callable[[BlockPool, int, bool, Progress], Sequence[Group]]
 """Makes the groups of a memory: from its pool, block size, caching and the requests' progress."""
 
