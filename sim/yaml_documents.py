@@ -95,6 +95,11 @@ def parse_yaml(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
 
 
+def parse_documents(text: str) -> list[Any]:
+    """The values of all documents in a text. Errors as of `parse_yaml`."""
+    return list(yaml.load_all(text, Loader=_Loader))
+
+
 def yaml_text(value: Any) -> str:
     """A document that `parse_yaml` reads as this value, its fields in their order."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False)

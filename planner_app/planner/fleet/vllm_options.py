@@ -13,7 +13,7 @@ from pagecast.sim.core.tier_spec import OffloadingPolicy
 from pagecast.sim.scenario import HostTier, Scenario
 
 PORT = 8000
-_ROOT_DIR = "/var/cache/vllm-kv"  # of the disk tier, where the scenario names none
+ROOT_DIR = "/var/cache/vllm-kv"  # of the disk tier, where the scenario names none
 _ONLY_SIMULATED = (
     "kv_tokens",
     "free_gpu_memory_fraction",
@@ -128,7 +128,7 @@ def _offloading(host: HostTier) -> str | None:
         extra["block_size"] = host.block_size
     if host.disk is not None:
         extra["spec_name"] = "TieringOffloadingSpec"
-        extra["secondary_tiers"] = [{"root_dir": _ROOT_DIR, **tier} for tier in host.disk.tiers]
+        extra["secondary_tiers"] = [{"root_dir": ROOT_DIR, **tier} for tier in host.disk.tiers]
     config: dict[str, Any] = {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}
     if host.policy.kv_load_failure_policy != usual.kv_load_failure_policy:
         config["kv_load_failure_policy"] = host.policy.kv_load_failure_policy
