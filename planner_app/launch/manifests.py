@@ -1,4 +1,4 @@
-"""Containers of a manifest that start an engine: of Kubernetes in any kind of workload, Dynamo, or compose."""
+"""Containers of a manifest that start an engine: of any workload of Kubernetes, of Dynamo, or of compose."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def _walk(value: Any, where: str, around: _Around) -> Iterator[Start]:
         yield from _container(value, where, around)
         return
     for key, one in value.items():
-        yield from _walk(one, where, replace(around, name=str(key)) if _is_service(one) else around)
+        yield from _walk(one, where, replace(around, name=str(key)) if _is_service(key, one) else around)
 
 
 def _is_container(value: dict[str, Any]) -> bool:
     return isinstance(value.get("image"), str) and not isinstance(value.get("containers"), list)
 
 
-def _is_service(value: Any) -> bool:
+def _is_service(key: str, value: Any) -> bool:
     """Whether a mapping is a named service of Dynamo or compose."""
-    return isinstance(value, dict) and (
-        "componentType" in value or ("name" not in value and _is_container(value))
-    )
+    if not isinstance(value, dict) or key == "mainContainer":
+        return False
+    return "componentType" in value or ("name" not in value and _is_container(value))
 
 
 def _seen(value: dict[str, Any], around: _Around) -> _Around:
