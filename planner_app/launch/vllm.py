@@ -19,6 +19,7 @@ from pagecast.sim.speculation.config import Method, SpeculativeConfig
 
 _DEFAULT_LORAS = 1
 _MTP = "mtp"
+_PLAIN = ("bf16", "fp16", "fp32")  # weights that are not quantized
 _OFFLOADING = {
     "eviction_policy": "kv_offloading_eviction_policy",
     "block_size": "kv_offloading_block_size",
@@ -82,7 +83,7 @@ def _weights(reading: Reading) -> None:
         facts = find_model(reading.fields.get("model", ""))
     except BadInput:
         return
-    if facts.quantized:
+    if facts.weight_dtype not in _PLAIN:
         return
     if quantization == "fp8":
         reading.fields["model"] += "-FP8"
