@@ -13,7 +13,7 @@ from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.output import Output
 from pagecast.planner_app.commands.reading import LoadOptions
-from pagecast.planner_app.commands.scenario_options import load_trace
+from pagecast.planner_app.commands.scenario_options import ABOUT_LAUNCH, launched, load_trace
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.execution.interface import Executor
@@ -42,6 +42,7 @@ class CheckOptions(Options):
     """What is compared, and where the findings are written."""
 
     scenario: Path = Field(description="YAML file of scenario fields, with a section `check`")
+    launch: str | None = Field(default=None, description=ABOUT_LAUNCH)
     baseline: Path | None = Field(
         default=None, description="folder of --write-baseline, or of replay --out, to compare with"
     )
@@ -67,7 +68,8 @@ def check_command(ask: CheckOptions, many: Many, output: Output) -> None:
         console.check_place("--junit", junit, ".xml")
     if markdown is not None:
         console.check_place("--markdown", markdown)
-    file = load_check(scenario)
+    launch = launched(ask.launch)
+    file = load_check(scenario, launch.fields if launch else None)
     if baseline is not None and not file.check.regression:
         raise BadInput(f"{scenario}: has no check.regression, so there is nothing to compare with a baseline")
     if baseline is None and write_baseline is None and not (file.check.slo or file.check.limits):
@@ -83,7 +85,11 @@ def check_command(ask: CheckOptions, many: Many, output: Output) -> None:
     findings = [*judge.levels(file, result), *judge.limits(file, figures)]
     facts = _facts(file, trace, result)
     counts = RequestCounts.of(result.requests)
-    notes = [*filter(None, [counts.sentence]), *judge.unserved_in_limits(file, figures)]
+    notes = [
+        *(launch.notes if launch else ()),
+        *filter(None, [counts.sentence]),
+        *judge.unserved_in_limits(file, figures),
+    ]
     if before is not None or write_baseline is None:
         notes.extend(_notes(file, before, facts["costs"]))
     notes.extend((*trace.notes, *filter(None, [idle_note(trace, file.scenario)]), facts["expected_error"]))

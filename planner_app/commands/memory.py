@@ -9,8 +9,10 @@ from typing import Annotated, Any
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import Gather, field_option, scenario_fields, with_options
 from pagecast.planner_app.commands.output import Output
+from pagecast.planner_app.commands.scenario_options import LAUNCH, launch_option, launched
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.wording.note_sentences import sentence
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.gpus import GIB
 from pagecast.sim.machine.memory import BudgetOptions, HbmBudget
 from pagecast.sim.scenario import Scenario
@@ -22,13 +24,20 @@ LENGTHS = (2048, 8192, 32_768, 131_072)
 
 def _options() -> list[inspect.Parameter]:
     """The scenario's fields that the budget depends on; of these a model and a GPU must be given."""
-    required = ("model", "gpu")
     names = [field.name for field in fields(BudgetOptions) if field.name in scenario_fields()]
-    return [field_option(name, required=name in required) for name in (*required, *names)]
+    own = [field_option("model"), field_option("gpu", required=True), launch_option()]
+    return [*own, *(field_option(name) for name in names)]
 
 
 def _scenario(values: dict[str, Any]) -> Scenario:
-    return Scenario.make(values, "options")
+    launch = launched(values.get(LAUNCH))
+    if launch is None and "model" not in values:
+        raise BadInput("name a --model, or give the --launch of one")
+    for note in launch.notes if launch else ():
+        console.err.print(note, markup=False)
+    own = {name: value for name, value in values.items() if name != LAUNCH}
+    fields = {**(launch.fields if launch else {}), **own}
+    return Scenario.make(fields, launch.where if launch else "options")
 
 
 class MemoryOptions(Options):

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pagecast.planner_app.commands.field_options import (
@@ -32,6 +32,9 @@ from pagecast.traces.bundled import sample_names
 from pagecast.traces.operations import scale
 from pagecast.traces.schema import Trace
 
+if TYPE_CHECKING:
+    from pagecast.planner_app.launch.launch import Launch
+
 Opt = typer.Option
 _LEAST_OF_RATE = 0.75  # less of the rate that was asked for gets a note
 TraceArgument = Annotated[
@@ -41,25 +44,50 @@ TraceArgument = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class GivenScenario:
-    """Options of the command line: a scenario file, fields that replace its own, and how a trace is read."""
+    """Options of the command line: a scenario file, fields that replace its own, and how a trace is read.
+
+    `launch`: a start of an engine, whose fields replace the file's.
+    """
 
     scenario: Path | None = None
     fields: dict[str, Any] = field(default_factory=dict)
     reading: LoadOptions = field(default_factory=lambda: LoadOptions())
+    launch: Launch | None = None
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> GivenScenario:
         """From the options that were given."""
         fields = {name: value for name, value in given.items() if name in scenario_fields()}
         reading = {name: value for name, value in given.items() if name in LoadOptions.model_fields}
-        return cls(given.get("scenario"), fields, LoadOptions(**reading))
+        return cls(given.get("scenario"), fields, LoadOptions(**reading), launched(given.get(LAUNCH)))
+
+
+LAUNCH = "launch"
+ABOUT_LAUNCH = (
+    "the start of an engine, whose options become the scenario's: a command (vllm serve MODEL ...), "
+    "@FILE of a start script or a manifest, or @FILE#NAME of one of its containers; options given here win"
+)
+
+
+def launch_option() -> inspect.Parameter:
+    """`--launch`."""
+    return parameter(LAUNCH, str | None, Opt(help=ABOUT_LAUNCH), None)
+
+
+def launched(text: str | None) -> Launch | None:
+    """What `--launch` gives; None where it is not given. Errors: BadInput."""
+    if text is None:
+        return None
+    from pagecast.planner_app.launch.launch import read_launch
+
+    return read_launch(text)
 
 
 def scenario_options(kind: type[Scenario] = Scenario) -> list[inspect.Parameter]:
-    """`--scenario`, and one option per field of a scenario."""
+    """`--scenario`, `--launch`, and one option per field of a scenario."""
     about = "YAML file of scenario fields; options given here win"
     fields = [field_option(name, info) for name, info in scenario_fields(kind).items()]
-    return [parameter("scenario", Path | None, Opt(help=about), None), *fields]
+    return [parameter("scenario", Path | None, Opt(help=about), None), launch_option(), *fields]
 
 
 ScenarioOnly = Annotated[GivenScenario, Gather(scenario_options(), GivenScenario.of)]
@@ -70,9 +98,11 @@ ScenarioArguments = Annotated[
 
 def scenario_from(arguments: GivenScenario) -> Scenario:
     """The file's scenario, or the default one, with the options that were given. Errors: BadInput."""
+    launch = arguments.launch
+    fields = {**(launch.fields if launch else {}), **arguments.fields}
     if arguments.scenario is not None:
-        return Scenario.load(arguments.scenario, **arguments.fields)
-    return Scenario.make(arguments.fields, "options")
+        return Scenario.load(arguments.scenario, **fields)
+    return Scenario.make(fields, launch.where if launch else "options")
 
 
 def load(
@@ -89,7 +119,10 @@ def load(
             arguments = replace(arguments, scenario=beside)
         name = str(folder / "trace.parquet")
     scenario = scenario_from(arguments)
-    return load_trace(name, scenario, arguments.reading, reach=reach), scenario
+    trace = load_trace(name, scenario, arguments.reading, reach=reach)
+    if arguments.launch is not None:
+        trace = replace(trace, notes=(*arguments.launch.notes, *trace.notes))
+    return trace, scenario
 
 
 def load_trace(

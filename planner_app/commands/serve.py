@@ -79,7 +79,12 @@ def _refuse_simulated(pace: Simulation, server: ServeOptions, arguments: GivenSc
     reason = "needs --simulate: the engine has nothing like it; leave it out"
     refuse_options(pace, reason)
     known = {"model", "seed", *engine_fields()}
-    given = {"scenario": arguments.scenario, **arguments.fields, "lora_modules": server.lora_modules or None}
+    given = {
+        "scenario": arguments.scenario,
+        "launch": arguments.launch,
+        **arguments.fields,
+        "lora_modules": server.lora_modules or None,
+    }
     refuse_options(
         {name.replace("_", "-"): value for name, value in given.items() if name not in known}, reason
     )
@@ -92,6 +97,8 @@ def _simulated_replicas(
     from pagecast.planner_app.server.tokenizer import tokenizer_for
 
     scenario = scenario_from(arguments)
+    for note in arguments.launch.notes if arguments.launch else ():
+        console.err.print(note, markup=False)
     options = options.of(scenario.model, scenario.seed)
     tokenizer = tokenizer_for(scenario.model, options.tokenizer)
     costs = scenario.step_costs()

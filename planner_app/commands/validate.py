@@ -12,6 +12,12 @@ from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.ignored_options import refuse_options
 from pagecast.planner_app.commands.output import Output, Reported
+from pagecast.planner_app.commands.scenario_options import (
+    ABOUT_LAUNCH,
+    GivenScenario,
+    launched,
+    scenario_from,
+)
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.planner.execution.options import MOST_REPLICATES
 from pagecast.planner_app.reports.html_page import ready, write
@@ -58,6 +64,7 @@ class OfBench(Options):
         description="YAML file of the scenario that results of a benchmark were measured in; its costs are "
         "used",
     )
+    launch: str | None = Field(default=None, description=ABOUT_LAUNCH)
     client_ms: float | None = Field(
         default=None,
         ge=0,
@@ -108,17 +115,21 @@ def validate_command(
     and every latency and total is set beside the measured one, with 90% intervals.
     """
     if is_results(run):
-        if of_bench.scenario is None:
+        launch = launched(of_bench.launch)
+        if of_bench.scenario is None and launch is None:
             raise BadInput(
                 f"{run}: is a file, not the folder of a recorded run; if it holds the results of a "
-                "benchmark, give the scenario that they were measured in: --scenario FILE.yaml"
+                "benchmark, give the scenario that they were measured in: --scenario FILE.yaml, or --launch"
             )
         reason = "is for a recorded run: for results of a benchmark, write it into the file of --scenario"
         refuse_options(of_run, reason)
         refuse_options(output, "is for a recorded run: results of a benchmark have --json", beyond=Output)
         fields = {} if ask.costs == RECORDED else {"costs": ask.costs}
+        scenario = scenario_from(GivenScenario(of_bench.scenario, fields, launch=launch))
+        for note in launch.notes if launch else ():
+            console.err.print(note, markup=False)
         results = read_results(run, of_bench.client_ms)
-        _results(results, Scenario.load(of_bench.scenario, **fields), ask, output)
+        _results(results, scenario, ask, output)
         return
     refuse_options(of_bench, "is for results of a benchmark: a recorded run says itself what it is of")
     if ask.costs == RECORDED:

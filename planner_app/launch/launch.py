@@ -19,6 +19,7 @@ from pagecast.planner_app.launch.manifests import starts_in
 from pagecast.planner_app.launch.options import TITLES, Given, from_mapping, parse
 from pagecast.planner_app.launch.reading import Reading
 from pagecast.planner_app.launch.starts import Start, starts_of
+from pagecast.sim.core.engines.registry import profile
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.documents import MIB, read_text
 from pagecast.sim.machine.gpus import gpu as find_gpu
@@ -93,7 +94,11 @@ def _one(starts: Sequence[Start], where: str, name: str, folder: Path) -> Launch
         listed = "; ".join(f"{one.where}: {one.command}" for one in kinds.values())
         way = f"name one as @{where}#NAME" if starts[0].name else "give one command"
         raise BadInput(f"{where} starts {len(kinds)} different engines; {way}: {listed}")
-    notes = list(dict.fromkeys(note for one in launches for note in one.notes))
+    read = f"{first.where}: {first.title} is read: {first.command}"
+    notes = list(dict.fromkeys((read, *(note for one in launches for note in one.notes))))
+    version = profile(first.fields["profile"]).version
+    if first.version not in (None, version):
+        notes.append(f"{first.where}: {first.title} is started; the rules here are those of {version}")
     replicas = sum(start.replicas for start in starts)
     if replicas > 1:
         notes.append(f"{where}: {replicas} equal replicas; one is read, and a fleet has them all")

@@ -14,6 +14,7 @@ check:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -91,11 +92,14 @@ class CheckFile:
         return {**{name: getattr(self.check, name) for name in names}, "tokenizer": tokenizer}
 
 
-def load_check(path: str | Path) -> CheckFile:
-    """Reads a scenario file for the gate. Errors: BadInput naming the file and the field."""
+def load_check(path: str | Path, changes: Mapping[str, Any] | None = None) -> CheckFile:
+    """Reads a scenario file for the gate; `changes` replace its fields.
+
+    Errors: BadInput naming the file and the field.
+    """
     fields = read_fields(path)
     section = fields.pop(CHECK, None)
-    scenario = Scenario.make(fields, str(path))
+    scenario = Scenario.make({**fields, **(changes or {})}, str(path))
     if not isinstance(section, dict):
         raise BadInput(f"{path}: has no section `{CHECK}:` with a trace and limits; see examples/check.yaml")
     try:

@@ -89,4 +89,4 @@ def test_replicas_that_hand_over_are_read_one_by_one(tmp_path):
     launch = read_launch(f"@{path}#pagecast-fleet-second")
     assert Scenario.make(launch.fields) == Scenario(max_num_seqs=8)
     assert launch.replicas == 2
-    assert "KV transfer by NixlConnector" in launch.notes[0]
+    assert "KV transfer by NixlConnector" in launch.notes[1]
