@@ -13,7 +13,15 @@ from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.output import Output
 from pagecast.planner_app.commands.reading import LoadOptions
-from pagecast.planner_app.commands.scenario_options import ABOUT_LAUNCH, launched, load_trace
+from pagecast.planner_app.commands.scenario_options import (
+    ABOUT_LAUNCH,
+    ABOUT_LOG,
+    GivenScenario,
+    launched,
+    load_trace,
+    logged,
+    started,
+)
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.execution.interface import Executor
@@ -43,6 +51,7 @@ class CheckOptions(Options):
 
     scenario: Path = Field(description="YAML file of scenario fields, with a section `check`")
     launch: str | None = Field(default=None, description=ABOUT_LAUNCH)
+    log: str | None = Field(default=None, description=ABOUT_LOG)
     baseline: Path | None = Field(
         default=None, description="folder of --write-baseline, or of replay --out, to compare with"
     )
@@ -68,8 +77,8 @@ def check_command(ask: CheckOptions, many: Many, output: Output) -> None:
         console.check_place("--junit", junit, ".xml")
     if markdown is not None:
         console.check_place("--markdown", markdown)
-    launch = launched(ask.launch)
-    file = load_check(scenario, launch.fields if launch else None)
+    began, start_notes = started(GivenScenario(scenario, launch=launched(ask.launch), log=logged(ask.log)))
+    file = load_check(scenario, began.given if start_notes else None)
     if baseline is not None and not file.check.regression:
         raise BadInput(f"{scenario}: has no check.regression, so there is nothing to compare with a baseline")
     if baseline is None and write_baseline is None and not (file.check.slo or file.check.limits):
@@ -86,7 +95,7 @@ def check_command(ask: CheckOptions, many: Many, output: Output) -> None:
     facts = _facts(file, trace, result)
     counts = RequestCounts.of(result.requests)
     notes = [
-        *(launch.notes if launch else ()),
+        *start_notes,
         *filter(None, [counts.sentence]),
         *judge.unserved_in_limits(file, figures),
     ]

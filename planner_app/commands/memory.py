@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import Gather, field_option, scenario_fields, with_options
 from pagecast.planner_app.commands.output import Output
-from pagecast.planner_app.commands.scenario_options import LAUNCH, launch_option, launched
+from pagecast.planner_app.commands.scenario_options import GivenScenario, start_options, started
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
@@ -25,19 +25,18 @@ LENGTHS = (2048, 8192, 32_768, 131_072)
 def _options() -> list[inspect.Parameter]:
     """The scenario's fields that the budget depends on; of these a model and a GPU must be given."""
     names = [field.name for field in fields(BudgetOptions) if field.name in scenario_fields()]
-    own = [field_option("model"), field_option("gpu", required=True), launch_option()]
+    own = [field_option("model"), field_option("gpu", required=True), *start_options()]
     return [*own, *(field_option(name) for name in names)]
 
 
 def _scenario(values: dict[str, Any]) -> Scenario:
-    launch = launched(values.get(LAUNCH))
-    if launch is None and "model" not in values:
-        raise BadInput("name a --model, or give the --launch of one")
-    for note in launch.notes if launch else ():
+    arguments = GivenScenario.of(values)
+    if "model" not in values and arguments.launch is None and arguments.log is None:
+        raise BadInput("name a --model, or give the --launch or the --log of one")
+    scenario, notes = started(arguments, measured=False)
+    for note in notes:
         console.err.print(note, markup=False)
-    own = {name: value for name, value in values.items() if name != LAUNCH}
-    fields = {**(launch.fields if launch else {}), **own}
-    return Scenario.make(fields, launch.where if launch else "options")
+    return scenario.changed(num_gpu_blocks=None)
 
 
 class MemoryOptions(Options):

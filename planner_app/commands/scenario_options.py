@@ -34,6 +34,7 @@ from pagecast.traces.schema import Trace
 
 if TYPE_CHECKING:
     from pagecast.planner_app.launch.launch import Launch
+    from pagecast.planner_app.launch.startup_log import StartupLog
 
 Opt = typer.Option
 _LEAST_OF_RATE = 0.75  # less of the rate that was asked for gets a note
@@ -46,32 +47,43 @@ TraceArgument = Annotated[
 class GivenScenario:
     """Options of the command line: a scenario file, fields that replace its own, and how a trace is read.
 
-    `launch`: a start of an engine, whose fields replace the file's.
+    `launch`: a start of an engine, whose fields replace the file's. `log`: one that has taken place, which
+    replaces those in turn.
     """
 
     scenario: Path | None = None
     fields: dict[str, Any] = field(default_factory=dict)
     reading: LoadOptions = field(default_factory=lambda: LoadOptions())
     launch: Launch | None = None
+    log: StartupLog | None = None
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> GivenScenario:
         """From the options that were given."""
         fields = {name: value for name, value in given.items() if name in scenario_fields()}
         reading = {name: value for name, value in given.items() if name in LoadOptions.model_fields}
-        return cls(given.get("scenario"), fields, LoadOptions(**reading), launched(given.get(LAUNCH)))
+        scenario, launch, log = (given.get(name) for name in ("scenario", "launch", "log"))
+        return cls(scenario, fields, LoadOptions(**reading), launched(launch), logged(log))
 
 
-LAUNCH = "launch"
 ABOUT_LAUNCH = (
     "the start of an engine, whose options become the scenario's: a command (vllm serve MODEL ...), "
     "@FILE of a start script or a manifest, or @FILE#NAME of one of its containers; options given here win"
 )
 
 
-def launch_option() -> inspect.Parameter:
-    """`--launch`."""
-    return parameter(LAUNCH, str | None, Opt(help=ABOUT_LAUNCH), None)
+ABOUT_LOG = (
+    "an engine's start-up log, or a folder of them: its options and KV blocks become the scenario's, and "
+    "notes say where our own prediction differs"
+)
+
+
+def start_options() -> list[inspect.Parameter]:
+    """`--launch` and `--log`."""
+    return [
+        parameter("launch", str | None, Opt(help=ABOUT_LAUNCH), None),
+        parameter("log", str | None, Opt(help=ABOUT_LOG), None),
+    ]
 
 
 def launched(text: str | None) -> Launch | None:
@@ -83,11 +95,20 @@ def launched(text: str | None) -> Launch | None:
     return read_launch(text)
 
 
+def logged(path: str | None) -> StartupLog | None:
+    """What `--log` gives; None where it is not given. Errors: BadInput."""
+    if path is None:
+        return None
+    from pagecast.planner_app.launch.startup_log import read_log
+
+    return read_log(path)
+
+
 def scenario_options(kind: type[Scenario] = Scenario) -> list[inspect.Parameter]:
-    """`--scenario`, `--launch`, and one option per field of a scenario."""
+    """`--scenario`, `--launch`, `--log`, and one option per field of a scenario."""
     about = "YAML file of scenario fields; options given here win"
     fields = [field_option(name, info) for name, info in scenario_fields(kind).items()]
-    return [parameter("scenario", Path | None, Opt(help=about), None), launch_option(), *fields]
+    return [parameter("scenario", Path | None, Opt(help=about), None), *start_options(), *fields]
 
 
 ScenarioOnly = Annotated[GivenScenario, Gather(scenario_options(), GivenScenario.of)]
@@ -96,13 +117,32 @@ ScenarioArguments = Annotated[
 ]
 
 
-def scenario_from(arguments: GivenScenario) -> Scenario:
-    """The file's scenario, or the default one, with the options that were given. Errors: BadInput."""
-    launch = arguments.launch
-    fields = {**(launch.fields if launch else {}), **arguments.fields}
+def started(arguments: GivenScenario, *, measured: bool = True) -> tuple[Scenario, tuple[str, ...]]:
+    """The file's scenario, or the default one, with what was given, and notes on a launch and a log.
+
+    `measured`: with the KV blocks of the log. Errors: BadInput.
+    """
+    launch, log = arguments.launch, arguments.log
+    starts = [start for start in (launch, log) if start is not None]
+    fields: dict[str, Any] = {}
+    for start in starts:
+        fields |= start.fields
+    fields |= arguments.fields
     if arguments.scenario is not None:
-        return Scenario.load(arguments.scenario, **fields)
-    return Scenario.make(fields, launch.where if launch else "options")
+        scenario = Scenario.load(arguments.scenario, **fields)
+    else:
+        scenario = Scenario.make(fields, starts[-1].where if starts else "options")
+    notes = [note for start in starts for note in start.notes]
+    if log is None:
+        return scenario, tuple(notes)
+    if arguments.scenario is None and "model" not in fields:
+        raise BadInput(f"{log.where}: the log names no model; give --model")
+    if arguments.scenario is None and "gpu" not in fields:
+        notes.append(f"{log.where}: the log names no GPU; {scenario.gpu} is taken, so give --gpu")
+    with_blocks = log.measured(scenario)
+    notes += log.compared(scenario)
+    own = "num_gpu_blocks" in arguments.fields or not measured
+    return scenario if own else with_blocks, tuple(notes)
 
 
 def load(
@@ -118,11 +158,9 @@ def load(
         if arguments.scenario is None and beside.is_file():
             arguments = replace(arguments, scenario=beside)
         name = str(folder / "trace.parquet")
-    scenario = scenario_from(arguments)
+    scenario, notes = started(arguments)
     trace = load_trace(name, scenario, arguments.reading, reach=reach)
-    if arguments.launch is not None:
-        trace = replace(trace, notes=(*arguments.launch.notes, *trace.notes))
-    return trace, scenario
+    return replace(trace, notes=(*notes, *trace.notes)) if notes else trace, scenario
 
 
 def load_trace(

@@ -17,7 +17,7 @@ from pagecast.planner_app.commands.engine_options import (
 from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.ignored_options import refuse_options
 from pagecast.planner_app.commands.mock_options import MockOptions, Refused, read_config, with_mock_options
-from pagecast.planner_app.commands.scenario_options import GivenScenario, ScenarioOnly, scenario_from
+from pagecast.planner_app.commands.scenario_options import GivenScenario, ScenarioOnly, started
 from pagecast.planner_app.server.options import ServeOptions, Simulation
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 
@@ -96,8 +96,8 @@ def _simulated_replicas(
     from pagecast.planner_app.server.building import simulated_replica
     from pagecast.planner_app.server.tokenizer import tokenizer_for
 
-    scenario = scenario_from(arguments)
-    for note in arguments.launch.notes if arguments.launch else ():
+    scenario, notes = started(arguments)
+    for note in notes:
         console.err.print(note, markup=False)
     options = options.of(scenario.model, scenario.seed)
     tokenizer = tokenizer_for(scenario.model, options.tokenizer)

@@ -14,9 +14,11 @@ from pagecast.planner_app.commands.ignored_options import refuse_options
 from pagecast.planner_app.commands.output import Output, Reported
 from pagecast.planner_app.commands.scenario_options import (
     ABOUT_LAUNCH,
+    ABOUT_LOG,
     GivenScenario,
     launched,
-    scenario_from,
+    logged,
+    started,
 )
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.planner.execution.options import MOST_REPLICATES
@@ -65,6 +67,7 @@ class OfBench(Options):
         "used",
     )
     launch: str | None = Field(default=None, description=ABOUT_LAUNCH)
+    log: str | None = Field(default=None, description=ABOUT_LOG)
     client_ms: float | None = Field(
         default=None,
         ge=0,
@@ -115,18 +118,19 @@ def validate_command(
     and every latency and total is set beside the measured one, with 90% intervals.
     """
     if is_results(run):
-        launch = launched(of_bench.launch)
-        if of_bench.scenario is None and launch is None:
+        launch, log = launched(of_bench.launch), logged(of_bench.log)
+        if of_bench.scenario is None and launch is None and log is None:
             raise BadInput(
                 f"{run}: is a file, not the folder of a recorded run; if it holds the results of a "
-                "benchmark, give the scenario that they were measured in: --scenario FILE.yaml, or --launch"
+                "benchmark, give the scenario that they were measured in: --scenario FILE.yaml, --launch or "
+                "--log"
             )
         reason = "is for a recorded run: for results of a benchmark, write it into the file of --scenario"
         refuse_options(of_run, reason)
         refuse_options(output, "is for a recorded run: results of a benchmark have --json", beyond=Output)
         fields = {} if ask.costs == RECORDED else {"costs": ask.costs}
-        scenario = scenario_from(GivenScenario(of_bench.scenario, fields, launch=launch))
-        for note in launch.notes if launch else ():
+        scenario, notes = started(GivenScenario(of_bench.scenario, fields, launch=launch, log=log))
+        for note in notes:
             console.err.print(note, markup=False)
         results = read_results(run, of_bench.client_ms)
         _results(results, scenario, ask, output)
