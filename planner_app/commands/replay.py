@@ -22,7 +22,7 @@ from pagecast.planner_app.commands.scenario_options import (
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.planner.execution.options import Drawn
 from pagecast.planner_app.reports.html_page import ready, write
-from pagecast.planner_app.wording.note_sentences import sentence
+from pagecast.planner_app.wording.note_sentences import sentence, sentences
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.replay.replicates import Spread, Study, few_draws, summary_figures, with_intervals
@@ -104,7 +104,7 @@ def replay_command(
         if spread is not None:
             variation = {"replicates": drawn.replicates, "workload": words}
             body = {**with_intervals(result.summary, spread), "intervals": variation}
-        console.print_json(body)
+        console.print_json({**body, "notes": sentences(result.notes)})
         return
     show(result, ask.out, spread)
     if fleet.any:

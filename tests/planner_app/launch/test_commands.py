@@ -33,7 +33,7 @@ def test_options_given_win_over_the_launch_and_that_over_the_file(tmp_path, caps
             "3",
             "--gpu",
             "L4",
-            "--space",
+            "--set",
             "block_size=16,32",
             "--slo",
             "ttft_p90<60s",
