@@ -75,7 +75,7 @@ def test_the_number_of_users_with_shedding_is_where_the_slo_breaks(limit_s):
 def test_a_limit_that_nobody_reaches_changes_no_number_of_users():
     for kind, think_time in (("concurrency", None), ("users", 2.0)):
         plain, shed = (
-            planned(scenario, kind, think_time=think_s).answers[kind]
+            planned(scenario, kind, think_time=think_time).answers[kind]
             for scenario in (SCENARIO, shedding(1e4))
         )
         assert plain == shed
