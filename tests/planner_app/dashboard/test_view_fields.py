@@ -32,7 +32,7 @@ NEW = ("speculative_tokens", "host_gib", "swap", "enforce_eager")
 
 def test_a_new_field_is_an_option():
     options = {one.name: one for one in scenario_options(Larger)}
-    assert set(options) == {"scenario", *Larger.flat_fields()}
+    assert set(options) == {"scenario", "launch", "log", *Larger.flat_fields()}
     help_of = {name: options[name].annotation.__metadata__[0].help for name in NEW}
     assert help_of["speculative_tokens"] == "tokens drafted per step [3]"
     assert help_of["host_gib"] == "host memory for KV"
