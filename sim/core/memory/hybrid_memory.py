@@ -106,8 +106,9 @@ class HybridMemory(OffloadableMemory):
         equal = all(spec.block_size == limits.block_size for spec in specs if spec.kind is not KvKind.STATE)
         # Then all tables of a request have as many places, unless a load is to fill some of them.
         self._alike = equal and len(self._growing) == len(self.layers) and limits.host is None
-        # Where blocks have levels, what leaves a window may go ahead of what is free.
+        # Where blocks have levels, or cannot be found, what leaves a window may go ahead of what is free.
         in_order = order is None and self.caching and self.windows.leave_place is not None
+        in_order = in_order and not rules.keeps_boundaries
         self.regular = equal and (in_order or not self._window_groups)
 
     def watch(self, watcher: Watcher) -> None:

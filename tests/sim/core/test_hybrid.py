@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import simpy
@@ -12,7 +13,7 @@ from pagecast.sim.core.cache_policy import EVICTIONS, CachePolicy, Slru
 from pagecast.sim.core.cache_rules import CacheRules
 from pagecast.sim.core.check import check
 from pagecast.sim.core.engines.nano_vllm.profile import NANO_VLLM
-from pagecast.sim.core.engines.vllm.profile import VLLM
+from pagecast.sim.core.engines.vllm.profile import vllm
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import GroupSpec, KvKind, unit_tokens
 from pagecast.sim.core.identity.keys import BlockKeys
@@ -53,10 +54,11 @@ def scheduler(
     caching: bool = True,
     eviction: str = "lru",
     numbered: bool = True,
+    version: str = "0.24",
 ) -> Scheduler:
     limits = Limits(blocks, unit_tokens(groups), 8, 32, pipeline_depth=depth, caching=caching, groups=groups)
     order = Slru(0.5) if eviction == "slru" else EVICTIONS[eviction]()
-    profile = CacheRules(CachePolicy(order)).applied(VLLM)
+    profile = CacheRules(CachePolicy(order)).applied(vllm(version))
     return Scheduler(limits, profile, numbered=numbered)
 
 
@@ -271,14 +273,21 @@ def test_no_block_is_ever_lost(
     room=st.integers(0, 60),
     depth=st.integers(0, 1),
     divided=st.integers(0, 60),
+    version=st.sampled_from(["0.24", "0.33"]),
 )
 def test_equal_groups_take_the_same_blocks_together_as_each_by_itself(
-    lives: list[tuple[int, int, int]], window: int, equal: int, room: int, depth: int, divided: int
+    lives: list[tuple[int, int, int]],
+    window: int,
+    equal: int,
+    room: int,
+    depth: int,
+    divided: int,
+    version: str,
 ) -> None:
     groups = (*[GroupSpec(KvKind.WINDOW, SIZE, window)] * equal, FULL)
-    together = decisions(lives, groups, room, depth)
-    assert decisions(lives, groups, room, depth, divided=0) == together
-    assert decisions(lives, groups, room, depth, divided=divided) == together
+    together = decisions(lives, groups, room, depth, version)
+    assert decisions(lives, groups, room, depth, version, divided=0) == together
+    assert decisions(lives, groups, room, depth, version, divided=divided) == together
 
 
 @settings(max_examples=60, deadline=None)
@@ -289,14 +298,21 @@ def test_equal_groups_take_the_same_blocks_together_as_each_by_itself(
     room=st.integers(0, 60),
     depth=st.integers(0, 1),
     divided=st.integers(0, 60),
+    version=st.sampled_from(["0.24", "0.33"]),
 )
 def test_decisions_do_not_need_the_numbers_of_blocks(
-    lives: list[tuple[int, int, int]], window: int, equal: int, room: int, depth: int, divided: int
+    lives: list[tuple[int, int, int]],
+    window: int,
+    equal: int,
+    room: int,
+    depth: int,
+    divided: int,
+    version: str,
 ) -> None:
     groups = (*[GroupSpec(KvKind.WINDOW, SIZE, window)] * equal, FULL)
-    numbered = [each[:4] for each in decisions(lives, groups, room, depth)]
+    numbered = [each[:4] for each in decisions(lives, groups, room, depth, version)]
     for step in (None, divided):
-        unnumbered = decisions(lives, groups, room, depth, divided=step, numbered=False)
+        unnumbered = decisions(lives, groups, room, depth, version, divided=step, numbered=False)
         assert [each[:4] for each in unnumbered] == numbered
 
 
@@ -305,6 +321,7 @@ def decisions(
     groups: tuple[GroupSpec, ...],
     room: int,
     depth: int,
+    version: str,
     divided: int | None = None,
     *,
     numbered: bool = True,
@@ -315,7 +332,9 @@ def decisions(
     """
     s = scheduler(*groups, blocks=1, depth=depth)
     most = max(s.limits.most_held(prompt + output) for _, prompt, output in lives)
-    s = scheduler(*groups, blocks=most + room, depth=depth, numbered=numbered)
+    if version != "0.24":
+        most *= 1 + depth  # a window holds the tokens of two steps
+    s = scheduler(*groups, blocks=most + room, depth=depth, numbered=numbered, version=version)
     memory = s.memory
     assert isinstance(memory, HybridMemory)
     flying: list[StepPlan] = []
@@ -351,22 +370,23 @@ def decisions(
     looks=st.lists(st.integers(1, 4_000_000_000), max_size=20),
     blocks=st.integers(70, 160),
     pipelined=st.booleans(),
+    version=st.sampled_from(["0.24", "0.33"]),
 )
 def test_a_stretch_is_the_same_as_its_steps_and_may_be_looked_into(
-    lives: list[tuple[float, int, int]], looks: list[int], blocks: int, pipelined: bool
+    lives: list[tuple[float, int, int]], looks: list[int], blocks: int, pipelined: bool, version: str
 ) -> None:
     rows = DataFrame(sorted(lives), columns=["arrival_s", "input_tokens", "output_tokens"])
     trace = Trace("lives", rows)
-    unseen = probed(trace, blocks, pipelined, [], fast_forward=True)
-    seen = probed(trace, blocks, pipelined, sorted(set(looks)), fast_forward=True)
-    stepped = probed(trace, blocks, pipelined, sorted(set(looks)), fast_forward=False)
+    unseen = probed(trace, blocks, pipelined, version, [], fast_forward=True)
+    seen = probed(trace, blocks, pipelined, version, sorted(set(looks)), fast_forward=True)
+    stepped = probed(trace, blocks, pipelined, version, sorted(set(looks)), fast_forward=False)
     assert_frame_equal(unseen[0], seen[0])
     assert_frame_equal(unseen[0], stepped[0])
     assert seen[1] == stepped[1]
 
 
 def probed(
-    trace: Trace, blocks: int, pipelined: bool, looks: list[int], *, fast_forward: bool
+    trace: Trace, blocks: int, pipelined: bool, version: str, looks: list[int], *, fast_forward: bool
 ) -> tuple[DataFrame, list[tuple[int, int, set[int]]]]:
     """A replay's requests, and the occupancy, running requests and findable blocks read at these times."""
     scenario = Scenario(
@@ -377,7 +397,7 @@ def probed(
         async_scheduling=pipelined,
         costs="roofline",
     )
-    spec = ReplicaSpec.of(scenario, TraceWorkload(trace))
+    spec = replace(ReplicaSpec.of(scenario, TraceWorkload(trace)), rules=vllm(version))
     assert isinstance(spec.costs, Roofline)
     env = simpy.Environment()
     recorder = Recorder()
