@@ -134,6 +134,11 @@ class KvEventStream:
             )
         )
 
+    def renamed(self, block: int, group: int) -> None:
+        """A block can no longer be found by the names given to it so far (`named`)."""
+        for content in self._names.pop(block, ()):
+            self._add(BlockRemoved((content,), group_idx=group))
+
     def removed(self, blocks: list[int]) -> None:
         """The contents of these blocks were given up."""
         for block in blocks:

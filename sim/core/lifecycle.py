@@ -53,7 +53,6 @@ class Lifecycle:
         intake: Intake | None = None,
         *,
         publishes_output: bool = False,
-        key_lookahead: int = 0,
     ) -> None:
         self.limits = limits
         self.memory = memory
@@ -66,7 +65,6 @@ class Lifecycle:
         self.intake = intake
         self.swap = SwapSpace(limits.swap_blocks, limits.block_size) if limits.swap_blocks else None
         self.offloading = offloading
-        self.key_lookahead = key_lookahead  # tokens after a block that its key covers
         self._publishes_output = publishes_output or limits.pipeline_depth > 0  # where requests speculate
         self._admissions = 0
         self._surely_fits = self._never_refused()
@@ -202,10 +200,7 @@ class Lifecycle:
         known_tokens = request.known_tokens
         last = end >= known_tokens
         if not running.at_commit:
-            findable = known_tokens if last else end
-            if self.key_lookahead:
-                findable = min(findable, known_tokens - self.key_lookahead)
-            self.memory.publish(request, findable)
+            self.memory.publish(request, known_tokens if last else end)
         if request.state is State.PREFILL:
             if last:
                 if running.chunked:

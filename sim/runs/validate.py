@@ -118,12 +118,13 @@ class DecisionReplay:
             raise BadInput(f"{run.folder}: has no requests.csv.gz: a run of steady shapes can't be replayed")
         self.run = run
         trace = run.trace("submitted")
-        self.scheduler = spec_of(run, trace, profile).scheduler(log=log, kv_events=kv_events)
+        spec = spec_of(run, trace, profile)
+        self.scheduler = spec.scheduler(log=log, kv_events=kv_events)
         self._speculation = speculation_of(self.scheduler)
         feed = Feed(
             trace,
             self.scheduler.limits.block_size,
-            lookahead=self.scheduler.lifecycle.key_lookahead,
+            lookahead=spec.key_lookahead,
         )
         self.requests: list[Request] = [
             feed.request(row, arrival_ns) for row, arrival_ns in enumerate(run.arrival_ns.tolist())

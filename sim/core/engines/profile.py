@@ -183,8 +183,8 @@ class Profile:
         drafter: Drafter | None,
     ) -> Lifecycle:
         recomputes = drafter is not None and drafter.recomputes_block
-        key_lookahead = self.key_lookahead(limits, recomputes_block=recomputes)
-        if recomputes and not key_lookahead:
+        memory.key_lookahead = self.key_lookahead(limits, recomputes_block=recomputes)
+        if recomputes and not memory.key_lookahead:
             memory.leave_out_last_blocks()
         return Lifecycle(
             limits,
@@ -196,7 +196,6 @@ class Profile:
             self.offloading(limits, memory, running, log),
             None if self.intake is None else self.intake(limits),
             publishes_output=self.drafting.publishes_output,
-            key_lookahead=key_lookahead,
         )
 
     def key_lookahead(self, limits: Limits, *, recomputes_block: bool) -> int:

@@ -64,6 +64,7 @@ class HybridMemory(OffloadableMemory):
     ) -> None:
         self.num_blocks = limits.num_blocks
         self.recomputes_block = False
+        self.key_lookahead = 0
         self.partial_reuse = None
         self.expiry = None
         self.untold = "layers with windows tell nobody what they evict"
@@ -448,8 +449,13 @@ class HybridMemory(OffloadableMemory):
         if tables is None or tokens <= tables.published:
             return
         by_group = self._dealt(tables) if tables.pending else tables.by_group
-        tables.published = tokens
-        whole = tokens // self.aligned * self.aligned
+        computed = whole = tokens // self.aligned * self.aligned
+        if self.key_lookahead:
+            # Whole pieces are those of computed tokens, also where the last key is not known yet.
+            known = request.known_tokens - self.key_lookahead
+            whole = min(whole, known // self.block_size * self.block_size)
+        else:
+            tables.published = tokens
         alike = self._alike and not self.recomputes_block
         full = whole // self.block_size
         if alike and full > by_group[0].places:
@@ -471,7 +477,7 @@ class HybridMemory(OffloadableMemory):
                     earlier = wanted
                 group.publish(request, table, full, parts, boundaries)
             if group.names_tails:
-                group.name_tail(request, table, whole)
+                group.name_tail(request, table, computed)
 
     def _boundaries(self, request: Request) -> list[int]:
         """The tokens after which a hit may end that a prompt like this one, or one that goes on, finds."""

@@ -66,6 +66,7 @@ class KvMemory(OffloadableMemory):
         timed = pool.eviction.timed
         self.expiry = None if timed is None else Expiry(pool, timed)
         self.detached: list[Holding] = []  # taken from their requests, and still to be given back
+        self.key_lookahead = 0
         self.recomputes_block = False  # leave the last block of a hit out of it (see `Drafter`)
         self.crossing_blocks = len(self.groups)  # blocks per block of a sequence: one in each group
 
@@ -223,6 +224,8 @@ class KvMemory(OffloadableMemory):
     def publish(self, request: Request, tokens: int) -> None:
         """Makes the full blocks of a request's first `tokens` tokens findable."""
         if self.caching:
+            if self.key_lookahead:
+                tokens = min(tokens, request.known_tokens - self.key_lookahead)
             for group in self.groups:
                 group.publish(request, tokens)
 

@@ -190,6 +190,9 @@ class LayerGroup:
             freed_blocks = self.pool.to_be_freed(extents, tail)
             if freed_blocks:
                 self.log.add(EventKind.FREED, request.id, freed_blocks, group=self.index)
+        if self.names_tails:
+            for block in tail:
+                self.pool.tails.pop(block, None)
         self.shared_blocks -= self.pool.drop(extents, tail, self.width)
 
     # ---- publishing
@@ -247,6 +250,8 @@ class LayerGroup:
     ) -> None:
         """Makes these parts of a table findable, up to its place `full`."""
         log = self.log
+        if self.names_tails and table.tail:
+            self._rename(table.tail[0])
         if log.kv is not None:
             self._tell(log.kv, request, table, full, boundaries)
         table.stored = full
@@ -260,14 +265,25 @@ class LayerGroup:
                 log.add(EventKind.STORED, request.id, stored.tolist(), group=self.index)
             pool.publish(table, count, digest + self.mark, number, self._units)
 
+    def _rename(self, block: int) -> None:
+        """Tells that a block loses the name that it had while its own key was not known."""
+        if self.pool.tails.pop(block, None) is None:
+            return
+        if self.log.events is not None:
+            self.log.add(EventKind.EVICTED, "", [block])
+        if self.log.kv is not None:
+            self.log.kv.renamed(block, self.index)
+
     def name_tail(self, request: Request, table: Table, tokens: int) -> None:
         """Tells that the last key of a prompt, within a larger block, is another name of that block.
 
-        The first `tokens` tokens are published.
+        The first `tokens` tokens are published, as far as keys are known. A block whose own key is not known
+        yet has this name until it is.
         """
         keys = (request.prompt_tokens - 1) // self._unit
         place, within = divmod(keys, self._units)
-        if not within or keys * self._unit > tokens or not table.nulls <= place < table.stored:
+        stored = (place + 1) * self._size <= tokens if place == table.stored else place < table.stored
+        if not within or keys * self._unit > tokens or not stored or not table.nulls <= place < table.places:
             return
         block = table.blocks()[place - table.nulls]
         names = self.pool.tails.setdefault(block, set())

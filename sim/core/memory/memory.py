@@ -189,7 +189,12 @@ class Memory(Protocol):
 
 
 class OffloadableMemory(Memory, Protocol):
-    """A memory whose blocks a lower tier can store and load (`tiers/offloading.py`)."""
+    """A memory whose blocks a lower tier can store and load (`tiers/offloading.py`).
+
+    `key_lookahead`: how many tokens after a block its key covers; until they are known it can't be found.
+    """
+
+    key_lookahead: int
 
     @property
     def null(self) -> int:
