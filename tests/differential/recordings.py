@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.events import Event, EventKind
 from pagecast.sim.core.kv_events import BlockRemoved, BlockStored, KvEventStream
 from pagecast.sim.core.plan import StepPlan
+from pagecast.sim.core.request import Request
+from pagecast.sim.core.rules.order import ByPriority
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.tiers.disk import DiskJob
 from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
@@ -40,6 +43,20 @@ COLUMNS = (
 )
 REQUEST_FIELDS = ("input_tokens", "output_tokens", "priority", "salt", "adapter", "spans", "output_content")
 DRAFTS = ("drafts", "accepted_drafts")
+
+
+class ByText(ByPriority):
+    """vLLM's order of requests that the driver gives one arrival time: that of their ids as texts."""
+
+    def place(self, request: Request) -> str:
+        return request.id
+
+
+def by_text(profile: Profile) -> Profile:
+    """The profile with vLLM's order of equal arrivals, which no server has."""
+    return replace(
+        profile, order=lambda limits: ByText() if limits.policy == "priority" else profile.order(limits)
+    )
 
 
 class Difference(NamedTuple):
@@ -66,6 +83,7 @@ def compare(spec: Spec, run: Decisions, folder: Path, profile: Profile = VLLM) -
     `folder` is written to.
     """
     recorded = RecordedRun.load(lay(spec, run, folder))
+    profile = by_text(profile)
     report = compare_decisions(recorded, profile)
     if report.first_mismatch is not None:
         return Difference(report.first_mismatch, None, None)
@@ -79,7 +97,7 @@ def compare(spec: Spec, run: Decisions, folder: Path, profile: Profile = VLLM) -
 def compare_events(spec: Spec, run: Decisions, folder: Path, profile: Profile = VLLM) -> str | None:
     """Replays a run whose `contents` are digests of KV events, and names the first step with other events."""
     stream = KvEventStream()
-    replay = DecisionReplay(RecordedRun.load(lay(spec, run, folder)), profile, kv_events=stream)
+    replay = DecisionReplay(RecordedRun.load(lay(spec, run, folder)), by_text(profile), kv_events=stream)
     digests = EventDigests()
     offloads = "kv_offloading" in spec["config"]
     for number, digest in enumerate(run.contents):

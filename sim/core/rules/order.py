@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.request import Request
@@ -86,16 +87,18 @@ class FirstComeFirstServed:
 
 
 class ByPriority:
-    """Lowest priority number first, then arrival time, then the id as a text (vLLM's `priority`).
+    """Lowest priority number first, then arrival time, then the order of the trace (vLLM's `priority`).
 
-    Adding and taking the first are O(log n); taking out another is O(n).
+    vLLM takes ids as texts last. Its server gives every request its own arrival time, in the order in which
+    they come, so that ids decide nothing there. Adding and taking the first are O(log n); taking out another
+    is O(n).
     """
 
     stable: bool
 
     def __init__(self) -> None:
         self.stable = True
-        self._heap: list[tuple[int, int, str, int, Request]] = []
+        self._heap: list[tuple[int, int, Any, int, Request]] = []
         self._count = 0
 
     def __iter__(self) -> Iterator[Request]:
@@ -104,8 +107,12 @@ class ByPriority:
     def add(self, request: Request) -> None:
         """Adds an arrival."""
         self._count += 1
-        entry = (request.priority, request.arrival_ns, request.id, self._count, request)
+        entry = (request.priority, request.arrival_ns, self.place(request), self._count, request)
         heapq.heappush(self._heap, entry)
+
+    def place(self, request: Request) -> Any:
+        """Its place among requests of one priority and arrival time."""
+        return request.index
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Adds requests where their priority puts them."""

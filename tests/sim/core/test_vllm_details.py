@@ -21,12 +21,12 @@ def scheduler(**limits) -> Scheduler:
     return Scheduler(Limits(**{**given, **limits}))
 
 
-def test_of_equal_requests_the_id_that_is_first_as_a_text_is_first():
+def test_equal_requests_go_by_the_order_of_the_trace():
     queue = ByPriority()
-    waiting = [request(id, ((1, 0, 1),), 1, priority=1, arrival_ns=5) for id in ("2", "10", "3")]
+    waiting = [request(str(row), ((1, 0, 1),), 1, priority=1, arrival_ns=5, index=row) for row in (4, 2, 10)]
     for one in waiting:
         queue.add(one)
-    assert [one.id for one in queue] == ["10", "2", "3"]
+    assert [one.id for one in queue] == ["2", "4", "10"]
     queue.remove(waiting[1])
     queue.put_back([waiting[1]])
     assert queue.first(scheduler().memory) is waiting[1]
@@ -35,9 +35,9 @@ def test_of_equal_requests_the_id_that_is_first_as_a_text_is_first():
 def test_a_preempted_request_keeps_its_place_among_its_equals():
     s = scheduler(num_blocks=2, policy="priority")
     for id in ("1", "2"):
-        s.submit(request(id, ((int(id), 0, 2),), 2, output_content=-int(id)))
+        s.submit(request(id, ((int(id), 0, 2),), 2, output_content=-int(id), index=int(id)))
     s.commit(s.plan(0))
-    s.submit(request("10", ((10, 0, 2),), 1))
+    s.submit(request("10", ((10, 0, 2),), 1, index=10))
     s.plan(1)
     assert [one.id for one in s.running.requests] == ["2"]
     assert [one.id for one in s.queue] == ["1", "10"]
