@@ -43,6 +43,7 @@ class DraftingRules:
     `max_model_len` is padded, where else the request waits. `publishes_output`: blocks are published when the
     step that fills them is committed; else without asynchronous scheduling by the request's next step.
     `lookahead_keys`: a block's key covers the token after it, so that no hit leaves out its last block.
+    `room_for_lookahead`: the budget must be larger than `Drafter.lookahead`.
     """
 
     slots_per_request: bool = False
@@ -50,6 +51,7 @@ class DraftingRules:
     pads_cached: bool = False
     publishes_output: bool = False
     lookahead_keys: bool = False
+    room_for_lookahead: bool = False
 
 
 RESERVED = DraftingRules()

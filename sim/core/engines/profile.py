@@ -115,10 +115,11 @@ class Profile:
         if chunked and drafter.recomputes_block:
             raise BadInput("EAGLE and MTP do not work with chunked local attention (as in vLLM)")
         if self.drafting.slots_per_request:
-            if limits.max_num_batched_tokens <= drafter.lookahead:
+            needed = drafter.lookahead if self.drafting.room_for_lookahead else drafter.reserved
+            if limits.max_num_batched_tokens <= needed:
                 raise BadInput(
                     f"max_num_batched_tokens ({limits.max_num_batched_tokens}) leaves no token beside the "
-                    f"{drafter.lookahead} that the drafter needs; raise it"
+                    f"{needed} that the drafter needs; raise it"
                 )
             return
         reserved = drafter.reserved * limits.max_num_seqs

@@ -44,6 +44,7 @@ _CHANGES: tuple[tuple[str, dict[str, bool]], ...] = (
             "counts_running_adapters": True,
             "publishes_output": True,
             "lookahead_keys": True,
+            "room_for_lookahead": True,
             "sees_whole_prompt": True,
         },
     ),
