@@ -274,13 +274,12 @@ class LayerGroup:
         if self.log.kv is not None:
             self.log.kv.renamed(block, self.index)
 
-    def name_tail(self, request: Request, table: Table, tokens: int) -> None:
-        """Tells that the last key of a prompt, within a larger block, is another name of that block.
+    def name_tail(self, request: Request, table: Table, tokens: int, keys: int) -> None:
+        """Tells that the last key of a prompt, its number `keys`, within a larger block names that block too.
 
         The first `tokens` tokens are published, as far as keys are known. A block whose own key is not known
         yet has this name until it is.
         """
-        keys = (request.prompt_tokens - 1) // self._unit
         place, within = divmod(keys, self._units)
         stored = (place + 1) * self._size <= tokens if place == table.stored else place < table.stored
         if not within or keys * self._unit > tokens or not stored or not table.nulls <= place < table.places:

@@ -15,10 +15,11 @@ class WindowRules:
     other layers had found (vLLM's prefix_cache_retention_interval 0). `sees_whole_prompt`: where hits leave
     out their last block, that block may have the last token of the prompt. `names_tails`: where groups have
     blocks of several sizes, a prompt's last key within a larger block is one more name of that block. No hit
-    asks for it: only events tell.
+    asks for it: only events tell. `names_ends`: also where that key has the last token of the prompt.
     """
 
     leaves_computed: bool = False
     keeps_boundaries: bool = False
     sees_whole_prompt: bool = False
     names_tails: bool = False
+    names_ends: bool = False

@@ -33,7 +33,7 @@ OLDEST = VllmRules()
 # Each version with what it changed.
 _CHANGES: tuple[tuple[str, dict[str, bool]], ...] = (
     ("0.24", {}),
-    ("0.26", {"pads_joining": True, "leaves_computed": True, "names_tails": True}),
+    ("0.26", {"pads_joining": True, "leaves_computed": True, "names_tails": True, "names_ends": True}),
     ("0.28", {"skips_after_idle_victim": False, "slots_per_request": True}),
     ("0.30", {"pads_cached": True, "keeps_boundaries": True}),
     ("0.31", {"passed_over_stay_ahead": False}),
@@ -46,6 +46,7 @@ _CHANGES: tuple[tuple[str, dict[str, bool]], ...] = (
             "lookahead_keys": True,
             "room_for_lookahead": True,
             "sees_whole_prompt": True,
+            "names_ends": False,
         },
     ),
 )
