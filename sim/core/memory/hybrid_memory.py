@@ -478,7 +478,7 @@ class HybridMemory(OffloadableMemory):
                 group.publish(request, table, full, parts, boundaries)
             if group.names_tails:
                 named = request.prompt_tokens - (not self._rules.names_ends)
-                group.name_tail(request, table, computed, named // self.block_size)
+                group.name_tail(request, table, computed, tokens, named // self.block_size)
 
     def _boundaries(self, request: Request) -> list[int]:
         """The tokens after which a hit may end that a prompt like this one, or one that goes on, finds."""

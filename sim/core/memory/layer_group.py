@@ -274,15 +274,16 @@ class LayerGroup:
         if self.log.kv is not None:
             self.log.kv.renamed(block, self.index)
 
-    def name_tail(self, request: Request, table: Table, tokens: int, keys: int) -> None:
+    def name_tail(self, request: Request, table: Table, tokens: int, computed: int, keys: int) -> None:
         """Tells that the last key of a prompt, its number `keys`, within a larger block names that block too.
 
-        The first `tokens` tokens are published, as far as keys are known. A block whose own key is not known
-        yet has this name until it is.
+        The first `tokens` tokens are published, as far as keys are known, of `computed` ones. A block whose
+        own key is not known yet has this name until it is.
         """
         place, within = divmod(keys, self._units)
-        stored = (place + 1) * self._size <= tokens if place == table.stored else place < table.stored
-        if not within or keys * self._unit > tokens or not stored or not table.nulls <= place < table.places:
+        if self._dropping and tokens:
+            tokens = min(computed, tokens + self._size)
+        if not within or keys * self._unit > tokens or not table.nulls <= place < table.places:
             return
         block = table.blocks()[place - table.nulls]
         names = self.pool.tails.setdefault(block, set())
