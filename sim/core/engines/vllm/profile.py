@@ -102,6 +102,7 @@ VLLM = VllmProfile(
     pipelined=True,
     offloads=True,
     hybrid=True,
+    drafting=OLDEST,
 )
 
 
