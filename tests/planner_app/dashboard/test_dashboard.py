@@ -183,6 +183,8 @@ def test_the_command_prints_the_views_figures(parameters, with_file, tmp_path, m
     printed = json.loads(capsys.readouterr().out)
     expected = json.loads(json.dumps(result.summary))
     printed.pop("wall_s"), expected.pop("wall_s")
+    notes = printed.pop("notes")
+    assert with_file or notes == [sentence(note) for note in result.notes]
     expected["expected_error"] = sentence(result.summary["expected_error"])
     if with_file:  # which names its costs, where the view said auto
         printed.pop("expected_error"), expected.pop("expected_error")
