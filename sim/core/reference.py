@@ -1,4 +1,4 @@
-"""What the core decides, block by block: vLLM v1's rules, without any of the forms that make them fast.
+"""Decisions of the core, block by block: the rules of vLLM 0.24, without the forms that make them fast.
 
 Read this file first. It serves requests with prefix caching, first come first served or by priority, with
 plans made one step ahead or not. It is slow and obvious: a block's identity is the tuple of all tokens up to
@@ -26,6 +26,8 @@ the choice of a victim              `rules/victim.py`
 `flying`                            `running.py` and `pipeline.py`
 `commit`                            `lifecycle.py`
 ==================================  ==================================================================
+
+A position advances when it is planned: a decode's commit only notes its token and its end.
 
 The fast core differs in form only:
 

@@ -106,7 +106,10 @@ class Step:
     # ---- tokens
 
     def budget(self) -> int:
-        """Tokens that are left for admissions once `end_decodes` has closed the decoding requests' part."""
+        """Tokens left for the next admission once `end_decodes` has closed the decoding requests' part.
+
+        The draft slots of the request about to join are taken off too.
+        """
         return self._budget - len(self._decodes) - self._computing - self.slots * (len(self.chunks) + 1)
 
     def next_chunk(self, request: Request) -> int:

@@ -6,7 +6,7 @@ used least recently. Each memory ranks its own pieces by these levels, in a form
 - `LeastRecentlyUsed` (`eviction.py`): a ring of free pieces, for `Lru` where freeing order is use order;
 - `RankedEviction`: a heap of free pieces, for every order;
 - `RankedExtentPool`: a ring per level, for orders by reuse (`ReuseOrder`);
-- `RadixTree`: a heap of leaves, for every order.
+- `RadixTree`: a heap of leaves, for those of `LEAF_ORDERS`.
 
 Host memory evicts names that whole lookups move at once, and has its own forms (`tiers/host_eviction.py`).
 

@@ -46,7 +46,10 @@ class Candidates:
         queue.gated = False
 
     def first(self) -> Request | None:
-        """The next request that every gate opens for; None where there is none."""
+        """The next request that every gate opens for.
+
+        None where there is none: then the queue is blocked, unless the next step must ask again.
+        """
         if self._latest is not None:
             for gate in self._gates:
                 gate.enter(self._latest)

@@ -39,7 +39,7 @@ class RadixLifecycle(Lifecycle):
         self._radix = memory
 
     def _never_refused(self) -> int:
-        """None: SGLang has rules of its own."""
+        """0 tokens: `_never_fits` is asked of every request."""
         return 0
 
     def _never_fits(self, request: Request) -> str:

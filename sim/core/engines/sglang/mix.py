@@ -4,8 +4,9 @@ One prompt at a time may be cut off and go on in later batches. Requests whose p
 running ones a turn later, when the batch they were in is merged. Out of memory, running requests are
 retracted: they lose all and wait again, at the end of the queue.
 
-Once somebody was turned away for lack of memory or places, the queue is not looked at until somebody leaves
-(`full`). Ceilings of tenants are not SGLang's: a tenant at its ceiling is passed over.
+Once a request was turned away for lack of memory or places, the queue is not looked at until one leaves, or
+until a batch with a cut-off prompt is merged (`full`). Ceilings of tenants are not SGLang's: a tenant at its
+ceiling is passed over.
 
 Source: SGLang 0.5.23, srt/managers/scheduler.py, `get_next_batch_to_run`, and schedule_batch.py.
 """
@@ -160,7 +161,7 @@ class SglangMix:
                 return
             if ceilings is not None and not ceilings.opens(request):
                 continue
-            verdict = adder.add(request)
+            verdict = adder.add(request)  # on the next prompt: this one may have been added all the same
             if verdict is not AddVerdict.CONTINUE:
                 if verdict is AddVerdict.NO_TOKEN:
                     step.failed_allocations += 1
@@ -228,7 +229,7 @@ class SglangMix:
         """Takes a page for each request that begins one."""
         size = self.memory.block_size
         count = len(self.batch)
-        self.memory.make_room(count * size)
+        self.memory.make_room(count * size)  # SGLang wants a free page for each
         self.memory.take(len(step.crossing()))
         step.end_decodes()
 
@@ -237,7 +238,7 @@ class SglangMix:
         return len(step.crossing()) * self.memory.block_size
 
     def _retract(self, step: Step) -> None:
-        """Retracts running requests until the others can decode, the one with the fewest tokens first.
+        """Retracts running requests until the others can decode, the one with the fewest generated first.
 
         Of equals the one with the longest prompt goes, and of these the last of the batch. One stays; where
         it cannot go on alone, it is aborted.

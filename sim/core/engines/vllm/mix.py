@@ -41,7 +41,7 @@ class VllmMix:
         running = step.running
         for request in self._wanting(step, memory):
             if request.state is State.WAITING or request in step.left_out:
-                continue
+                continue  # preempted earlier in this pass, or left out
             if request in running.chunked:
                 scheduled = self._schedule_chunk(step, memory, queue, request)
             else:
@@ -54,7 +54,8 @@ class VllmMix:
     def _wanting(self, step: Step, memory: Memory) -> list[Request]:
         """The running requests to visit; the others have their tokens without being visited.
 
-        Of the decoding requests these are those that begin or fill a block: see `Step`.
+        It also gives all decoding requests their blocks, where there are enough. Of the decoding requests
+        those are visited that begin or fill a block: see `Step`.
         """
         chunked = step.running.chunked
         if not chunked and step.decode_all():

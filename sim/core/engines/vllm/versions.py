@@ -1,7 +1,7 @@
 """vLLM's rules by version: what changed in its decisions since 0.24, and the version that changed it.
 
-Source: vllm/v1/core and vllm/config/vllm.py of the versions below. A version that is not listed decides
-as the one before it.
+Source: vllm/v1/core and vllm/config/vllm.py of the versions below. A version that is not listed
+is refused (`rules_of`).
 """
 
 from __future__ import annotations
