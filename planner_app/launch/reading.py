@@ -1,4 +1,4 @@
-"""What a launch is read into: fields of a scenario, and notes on what a forecast leaves out."""
+"""Result of reading a launch: fields of a scenario, and notes on options that a forecast leaves out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which words of a command start an engine: its own command, a Python module, or a container."""
+"""Starts of engines among commands: an engine's own command, a Python module, or a container."""
 
 from __future__ import annotations
 
