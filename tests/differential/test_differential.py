@@ -18,9 +18,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import hybrid_specifications
 import specifications
 from decisions import Decisions, Step, from_line, read, to_line, write
+from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import DecisionReplay
-from recordings import BY_TEXT, compare, lay
+from recordings import by_text, compare, lay
 from specifications import Spec, checksum, specification
 
 HERE = Path(__file__).parent
@@ -233,7 +234,7 @@ def test_scenarios_with_a_disk_are_rough(tmp_path):
     counts = Counter()
     for seed, run in recorded_few("disk").items():
         spec = featured("disk", seed)
-        replay = DecisionReplay(RecordedRun.load(lay(spec, run, tmp_path / str(seed))), BY_TEXT)
+        replay = DecisionReplay(RecordedRun.load(lay(spec, run, tmp_path / str(seed))), by_text(VLLM))
         for number in range(len(replay.run.steps)):
             replay.step(number)
         host = replay.scheduler.offloading.host
