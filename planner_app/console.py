@@ -60,6 +60,13 @@ out = _Plain()
 err = _Plain(stderr=True)
 
 
+def table_lines(table: Table) -> list[str]:
+    """The lines of a table without a border, as they are printed, however narrow the terminal is."""
+    with out.capture() as captured:
+        out.print(table, width=200)
+    return captured.get().splitlines()
+
+
 def print_json(value: Any) -> None:
     """Prints one JSON object on stdout and nothing else; what is no number becomes null."""
     sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")

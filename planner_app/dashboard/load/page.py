@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 import pandas as pd
@@ -60,8 +61,8 @@ def render() -> None:
     show_charts(figures, "load")
     st.caption(
         "Each point is a replay at a multiple of the side bar's rate, long enough for the server to settle; "
-        "think times stay. A line ends where a GPU is overloaded. For the highest rate that lasts, with an "
-        "interval, use pagecast plan."
+        "think times stay. A line ends where a GPU is overloaded. The highest rate is one that lasts, by the "
+        "search of pagecast plan, which adds an interval."
     )
 
 
@@ -104,12 +105,11 @@ def advice(rows: pd.DataFrame) -> str:
     """One sentence on what to do with a GPU, from its rows at all loads."""
     if "meets" not in rows:
         return "Set an SLO in the side bar to see the load that this GPU can take."
-    good = rows[rows["meets"].astype(bool)]
-    if not len(good):
-        return "Do not serve this traffic with one replica: it keeps the SLO at no load tried."
-    most = good["requests_per_s"].max()
-    if not (good["load"] == 1.0).any():
-        return f"Spread this traffic over more replicas, of at most {most:.3g} requests/s each."
-    if good["load"].max() == rows["load"].max():
-        return f"One replica is enough: it keeps the SLO at every load tried, up to {most:.3g} requests/s."
-    return f"One replica is enough: of the loads tried it keeps the SLO up to {most:.3g} requests/s."
+    most = rows["highest_per_s"].max()
+    if not most:
+        return "Do not serve this traffic with one replica: it keeps the SLO at no load."
+    here = rows[rows["load"] == 1.0].iloc[0]
+    if not here["meets"]:
+        count = ceil(here["requests_per_s"] / most)
+        return f"Take {count:,} replicas, of at most {most:.3g} requests/s each."
+    return f"One replica is enough: it keeps the SLO up to {most:.3g} requests/s."

@@ -6,6 +6,8 @@ import time
 
 import numpy as np
 import pytest
+from pagecast.planner_app.planner.capacity.options import PlanOptions
+from pagecast.planner_app.planner.capacity.planning import plan
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import replay
@@ -60,10 +62,19 @@ def test_goodput_is_the_share_of_requests_that_keep_every_bound():
 
 def test_advice_names_the_load_that_a_gpu_takes(table):
     assert "One replica is enough" in page.advice(table[table["gpu"] == "H200"])
-    assert "at no load tried" in page.advice(table[table["gpu"] == "L4"])
+    assert page.advice(table[table["gpu"] == "L4"]).startswith(("Take ", "Do not serve "))
     assert "SLO" in page.advice(table.drop(columns="meets"))
     assert "H200" in caption_of(charts.ttft_against_load(table, 2.0))
     assert "H200" in caption_of(charts.goodput_against_load(table))
+
+
+def test_the_highest_rate_is_that_of_plan(table):
+    ask = PlanOptions(slo=SLO, kinds=("rate",), replicates=0, explain=False)
+    rows = table[table["gpu"] == "H200"]
+    answer = plan(read("chat", limit=60), Scenario(), ask).answers["rate"]
+    assert set(rows["highest_per_s"]) == {answer.value}
+    assert rows["meets"].tolist() == (rows["requests_per_s"] <= answer.value).tolist()
+    assert f"{answer.value:.3g} requests/s" in page.advice(rows)
 
 
 def test_the_cost_of_tokens_follows_from_price_and_throughput(table):
