@@ -16,6 +16,7 @@ from pagecast.planner_app.planner.capacity.options import PlanOptions, Target
 from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.fleet.options import Emitted, SizeOptions
 from pagecast.planner_app.reports.html_page import ready, write
+from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -124,9 +125,11 @@ def show(result: CapacityPlan) -> None:
     scenario = result.scenario
     console.out.print(
         f"{result.trace}: {result.requests:,} requests on {scenario.model}, "
-        f"{scenario.tensor_parallel_size} x {scenario.gpu}, profile {scenario.profile}, costs {result.costs}",
+        f"{scenario.tensor_parallel_size} x {scenario.gpu}, {scenario.profile.label}, costs {result.costs}",
         soft_wrap=True,
     )
+    if defaults := engine_defaults(scenario):
+        console.out.print(defaults, soft_wrap=True)
     console.out.print(f"SLO: {result.slo.text}", soft_wrap=True)
     if result.rejects:
         console.out.print(result.rejects, soft_wrap=True)

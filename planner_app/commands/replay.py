@@ -85,7 +85,10 @@ def replay_command(
             result = replay(
                 work, scenario, keep_steps=keep, out=ask.out, progress=update, kv_events=ask.kv_events
             )
-    summary = {**result.summary, "expected_error": sentence(result.summary["expected_error"])}
+    summary = {
+        **result.summary,
+        "expected_error": sentence(result.summary["expected_error"]),
+    }
     result = replace(result, summary=summary, notes=(*_unused(work, scenario), *result.notes))
     if ask.out is not None:
         _write_summary(ask.out, summary)

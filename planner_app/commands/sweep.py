@@ -21,6 +21,7 @@ from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.fleet.options import EmittedTrial
 from pagecast.planner_app.planner.sweep.options import SweepOptions
 from pagecast.planner_app.reports.html_page import ready, write
+from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from pydantic import Field
 from rich.table import Table
 
@@ -118,7 +119,7 @@ def as_dict(result: SweepResult) -> dict[str, Any]:
         "prices_usd_per_gpu_hour": dict(question.prices),
         "objectives": list(question.objectives),
         "complete": result.complete,
-        "scenario": question.scenario.flat(),
+        "scenario": question.scenario.resolved(),
         "step_costs": [each.as_dict() for each in costs],
         "notes": [*question.trace.notes, what_each_is(result), *notes(result, costs)],
         "cheapest": result.cheapest,
@@ -159,6 +160,8 @@ def show(result: SweepResult, out: Path | None) -> None:
         soft_wrap=True,
     )
     console.out.print(_same(result, [each.name for each in costs]), soft_wrap=True)
+    if defaults := engine_defaults(question.scenario):
+        console.out.print(defaults, soft_wrap=True)
     console.out.print(answer(result), soft_wrap=True)
     header, rows = front(result)
     title = f"Pareto-optimal {subject(result)}s" + (
@@ -184,7 +187,7 @@ def show(result: SweepResult, out: Path | None) -> None:
 def _same(result: SweepResult, costs: list[str]) -> str:
     """The most important settings that all trials have in common."""
     scenario = result.question.scenario
-    fields = ("model", "gpu", "tensor_parallel_size", "profile")
+    fields = ("model", "gpu", "tensor_parallel_size", "engine")
     parts = [f"{name} {getattr(scenario, name)}" for name in fields if name not in result.knobs]
     parts += [f"step costs {' and '.join(costs)}"] if costs else []
     return f"with {', '.join(parts)}"

@@ -18,6 +18,7 @@ from pagecast.planner_app.commands.scenario_options import (
 from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.tune.options import BlockSizeOptions, TuneOptions
 from pagecast.planner_app.reports.html_page import ready, write
+from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def as_dict(tuned: TuneResult) -> dict[str, Any]:
         "notes": list(tuned.notes),
         "costs": tuned.costs,
         "expected_error": tuned.expected_error,
-        "scenario": tuned.scenario.flat(),
+        "scenario": tuned.scenario.resolved(),
     }
 
 
@@ -113,10 +114,12 @@ def show(tuned: TuneResult) -> None:
 
     scenario = tuned.scenario
     console.out.print(
-        f"{tuned.trace} on {scenario.model}, {scenario.tensor_parallel_size} x {scenario.gpu}, profile "
-        f"{scenario.profile}, costs {tuned.costs}: {len(tuned.table)} values of {tuned.knob}",
+        f"{tuned.trace} on {scenario.model}, {scenario.tensor_parallel_size} x {scenario.gpu}, "
+        f"{scenario.profile.label}, costs {tuned.costs}: {len(tuned.table)} values of {tuned.knob}",
         soft_wrap=True,
     )
+    if defaults := engine_defaults(scenario):
+        console.out.print(defaults, soft_wrap=True)
     for header, rows in tables(tuned):
         table = Table(box=None, pad_edge=False)
         for title in header:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from pagecast.sim.core.drafter import RESERVED, Drafter, DraftingRules
+from pagecast.sim.core.engines.deployment import Deployment
+from pagecast.sim.core.engines.version_order import known_version, nearest_version
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.group_spec import KvKind
@@ -53,13 +55,15 @@ def vllm_order(limits: Limits) -> None:
 class Profile:
     """One engine's rules. Each field that is a function makes a rule for a replica with given limits.
 
-    A subclass makes the `mix`, and says in `check` what else the engine refuses. `version` is the version
-    whose source the rules follow; `option_names` are the engine's own names of options, with the fields of a
-    scenario that they stand for.
+    A subclass makes the `mix`, says in `check` what else the engine refuses, and in `defaults` what it takes
+    where an option is not given. `title` is the engine's name as it is written, and `version` the version
+    whose source the rules follow, one of `versions` (empty: that one alone); `option_names` are the engine's
+    own names of options, with the fields of a scenario that they stand for.
 
     `eviction` and `groups` are for models of one kind of layers, `hybrid_order` for the others
     (`Limits.groups`), which `hybrid` tells whether the engine serves. `intake` may reject a request when it
     is submitted. `offloads`: the engine has a host tier.
+    `holds_longest`: it starts only where its KV cache holds a sequence of the longest length.
 
     `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not
     already from its plan; nothing can speculate then. `publish_whole_prompts`: those of a prompt from the
@@ -72,6 +76,8 @@ class Profile:
     name: str
     summary: str
     version: str
+    title: str = ""
+    versions: tuple[str, ...] = ()
     option_names: Mapping[str, str] = field(default_factory=dict, hash=False)
     order: Callable[[Limits], Order] = queue_order
     eviction: Callable[[Limits], Eviction] = least_recently_used
@@ -84,12 +90,46 @@ class Profile:
     pipelined: bool = False
     offloads: bool = False
     hybrid: bool = False
+    holds_longest: bool = False
     numbered: bool = True
     drafting: DraftingRules = RESERVED
 
     def mix(self, limits: Limits) -> Mix:
         """The rule that fills a step."""
         raise NotImplementedError
+
+    def defaults(self, deployment: Deployment) -> dict[str, Any]:
+        """The values of open options that the engine takes where they are not given, by flat name."""
+        raise NotImplementedError
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The versions whose rules are known, oldest first."""
+        return self.versions or (self.version,)
+
+    @property
+    def text(self) -> str:
+        """Engine and version, as users choose them: `vllm@0.33`."""
+        return f"{self.name}@{self.version}"
+
+    @property
+    def label(self) -> str:
+        """Engine and version, as a sentence has them."""
+        return f"{self.title} {self.version}"
+
+    def at(self, version: str) -> Self:
+        """The engine's rules in a version. Errors: BadInput for one that is not known."""
+        known = known_version(version, self.known)
+        if known is None:
+            near = nearest_version(version, self.known)
+            raise BadInput(
+                f"{self.title} {version} is not known; known are {', '.join(self.known)}; "
+                f"nearest: {self.name}@{near}"
+            )
+        return self._at(known)
+
+    def _at(self, version: str) -> Self:
+        return self
 
     def with_rules(self, admission: MakeAdmission, victim: MakeVictim) -> Self:
         """The profile with another admission and preemption. Errors: BadInput where it has only its own."""

@@ -20,9 +20,8 @@ from typer.testing import CliRunner
 GIVEN: dict[str, Any] = {
     "model": "Qwen/Qwen3-0.6B",
     "gpu": "A100-80GB",
-    "profile": "nano-vllm",
+    "engine": "nano-vllm@bb823b3",
     "costs": "roofline",
-    "engine": "pagecast",
     "block_size": 32,
     "gpu_memory_utilization": 0.5,
     "free_gpu_memory_fraction": 0.6,

@@ -1,7 +1,6 @@
 """vLLM's rules by version: what changed in its decisions since 0.24, and the version that changed it.
 
-Source: vllm/v1/core and vllm/config/vllm.py of the versions below. A version that is not listed
-is refused (`rules_of`).
+Source: vllm/v1/core and vllm/config/vllm.py of the versions below.
 """
 
 from __future__ import annotations
@@ -56,10 +55,8 @@ VERSIONS: tuple[str, ...] = tuple(version for version, _ in _CHANGES)
 
 
 def rules_of(version: str) -> VllmRules:
-    """The rules of a version, one of `VERSIONS`. Errors: ValueError."""
+    """The rules of a version, one of `VERSIONS`."""
     rules = VllmRules()
-    for name, changes in _CHANGES:
+    for _, changes in _CHANGES[: VERSIONS.index(version) + 1]:
         rules = replace(rules, **changes)
-        if name == version:
-            return rules
-    raise ValueError(f"vLLM {version} is not known; choose one of {', '.join(VERSIONS)}")
+    return rules
