@@ -53,7 +53,9 @@ _LLAMA = Architecture()
 _QWEN2 = Architecture(qkv_bias=True)
 _QWEN3 = Architecture(qk_norm="head", o_bias=True)
 _GEMMA3 = Architecture(norms=4, qk_norm="head", tied=True, full_period=6)
-_GEMMA4 = Architecture(norms=4, qk_norm="head", tied=True, norms_beside_experts=3, beside=True)
+_GEMMA4 = Architecture(
+    norms=4, qk_norm="head", tied=True, full_period=6, norms_beside_experts=3, beside=True
+)
 _GEMMA4 = replace(_GEMMA4, blocks=("self_attn", "", "mlp", ""))
 _DELTA = Architecture(qk_norm="head", recurrent="delta", gated="option", shared_gate=True)
 _DEEPSEEK = Architecture(router_bias=True)
@@ -120,7 +122,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "minimax_m2": _MINIMAX_M2,
     "minimax_m3": _MINIMAX_M3,
     "minimax_m3_vl": _MINIMAX_M3,
-    "muse_glimmer_text": Architecture(norms=4, gated="yes"),
+    "muse_glimmer_text": Architecture(norms=4, gated="yes", full_period=4),
     "nemotron-nas": _LLAMA,
     "nemotron_h": Architecture(
         norms=1,

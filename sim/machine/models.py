@@ -40,6 +40,7 @@ _QUANTISED = {
     "int8": "int8",
     "w4a16": "int4",
     "w8a8": "int8",
+    "fp4": "nvfp4",
     "quantized.w4a16": "int4",
     "quantized.w8a16": "int8",
     "quantized.w8a8": "int8",
@@ -68,8 +69,19 @@ def model(name: str, *, assume_dense: bool = False) -> ModelFacts:
     plain, dtype = _split_format(name.lower())
     facts = _lookup(plain) if dtype else None
     if facts is not None and dtype:
-        return replace(facts, name=name, weight_dtype=dtype, quantized="all")
+        return _in_format(facts, name, dtype)
     raise BadInput(f"unknown model {name!r}; {_nearest(name)}")
+
+
+def _in_format(facts: ModelFacts, name: str, dtype: str) -> ModelFacts:
+    """The model with all of its matrices in `dtype`, which is a guess where checkpoints leave some out."""
+    notes = facts.notes
+    if dtype not in ("fp8", "int8"):
+        notes += (
+            f"all matrices are taken to be in {dtype}: checkpoints often leave attention and others out; "
+            "give the checkpoint's folder",
+        )
+    return replace(facts, name=name, weight_dtype=dtype, quantized="all", weight_bits=(), notes=notes)
 
 
 def recorded_config(described: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +134,7 @@ def _keys() -> dict[str, str]:
 
 
 def _key(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "", name.lower().rsplit("/", 1)[-1]).removeprefix("meta")
+    return re.sub(r"[^a-z0-9]+", "", name.lower().rsplit("/", 1)[-1]).removeprefix("meta").removeprefix("nvidia")
 
 
 def _untuned(name: str) -> str:

@@ -39,7 +39,7 @@ def compose(
         (model.moe and model.moe.latent, "experts on a latent"),
     ):
         if has:
-            raise NotMeasured(f"{layers} as in {model.name} were not measured")
+            raise NotMeasured(f"operations of {layers} were not measured")
     return Operations(
         lane(gpu.name, engine),
         model,
