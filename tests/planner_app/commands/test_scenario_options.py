@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 GIVEN: dict[str, Any] = {
     "model": "Qwen/Qwen3-0.6B",
+    "assume_dense": True,
     "gpu": "A100-80GB",
     "engine": "nano-vllm@bb823b3",
     "costs": "roofline",
