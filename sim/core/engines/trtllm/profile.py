@@ -73,6 +73,7 @@ def _profile(name: str, summary: str, capacity: Callable[[], Capacity]) -> Trtll
         publish_whole_prompts=True,
         whole_prompt=True,
         pipelined=True,
+        clips_max_tokens=True,
         capacity=capacity,
     )
 

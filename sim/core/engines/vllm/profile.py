@@ -110,4 +110,11 @@ def vllm(version: str) -> VllmProfile:
     """vLLM as a version decides, one of `VERSIONS`. Errors: ValueError."""
     rules = rules_of(version)
     order = queue_order if rules.passed_over_stay_ahead else first_back_first
-    return replace(VLLM, version=version, rules=rules, drafting=rules, order=order)
+    return replace(
+        VLLM,
+        version=version,
+        rules=rules,
+        drafting=rules,
+        order=order,
+        clips_max_tokens=rules.clips_max_tokens,
+    )
