@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 from pagecast.traces.building import NO_REQUESTS, finish, trace_name
 from pagecast.traces.schema import (
     COLUMNS,
+    CONCURRENCY,
     INTEGERS,
     RECIPE,
     REQUIRED,
@@ -18,6 +20,7 @@ from pagecast.traces.schema import (
     Spans,
     Trace,
     dtype,
+    kept_concurrency,
     kept_recipe,
     table,
 )
@@ -43,6 +46,7 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
     name = str(metadata.get("name") or trace_name(source))
     recipe = kept_recipe(metadata.get(RECIPE), limit, len(data))
     trace = Trace(name, table(columns), _spans(source, data), _ids(data), tuple(notes), recipe)
+    trace = replace(trace, concurrency=kept_concurrency(metadata.get(CONCURRENCY)))
     return finish(source, trace, None, sort=sort)
 
 

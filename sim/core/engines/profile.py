@@ -65,12 +65,13 @@ class Profile:
     is submitted. `offloads`: the engine has a host tier.
     `holds_longest`: it starts only where its KV cache holds a sequence of the longest length.
 
-    `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not
-    already from its plan; nothing can speculate then. `publish_whole_prompts`: those of a prompt from the
-    commit of its last chunk. Three fields describe the engine to others: `whole_prompt` tells the invariant
-    checks that the mix takes the blocks of a whole prompt at admission, `pipelined` tells `Scenario` that the
-    engine plans ahead unless told otherwise (`Limits.pipeline_depth` decides), and `numbered` that its blocks
-    have numbers, and can be drawn. `drafting`: what is done otherwise where requests speculate.
+    `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not already
+    from its plan; nothing can speculate then. `publish_whole_prompts`: those of a prompt from the commit of
+    its last chunk. Three fields describe the engine to others: `whole_prompt` tells the invariant checks that
+    the mix takes the blocks of a whole prompt at admission, `pipelined` tells `Scenario` that the engine
+    plans ahead unless told otherwise (`Limits.pipeline_depth` decides), and `numbered` that its blocks have
+    numbers, and can be drawn. `clips_max_tokens`: a `max_tokens` beyond the model's length is lowered; else
+    the request is refused. `drafting`: what is done otherwise where requests speculate.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Profile:
     hybrid: bool = False
     holds_longest: bool = False
     numbered: bool = True
+    clips_max_tokens: bool = False
     drafting: DraftingRules = RESERVED
 
     def mix(self, limits: Limits) -> Mix:
@@ -227,7 +229,7 @@ class Profile:
         memory.key_lookahead = self.key_lookahead(limits, recomputes_block=recomputes)
         if recomputes and not memory.key_lookahead:
             memory.leave_out_last_blocks()
-        return Lifecycle(
+        lifecycle = Lifecycle(
             limits,
             memory,
             Queue(self.order(limits), memory),
@@ -238,6 +240,8 @@ class Profile:
             None if self.intake is None else self.intake(limits),
             publishes_output=self.drafting.publishes_output,
         )
+        lifecycle.clips_max_tokens = self.clips_max_tokens
+        return lifecycle
 
     def key_lookahead(self, limits: Limits, *, recomputes_block: bool) -> int:
         """How many tokens after a block its key covers; `recomputes_block`: as the drafter's.

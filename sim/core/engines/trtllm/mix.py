@@ -94,18 +94,18 @@ class GuaranteedNoEvict:
         self.static = static
 
     def fitting(self, step: Step, memory: Memory, queue: Queue) -> list[Candidate]:
-        """The generating requests, then prompts in order, until the first whose whole output does not fit."""
+        """The generating requests, then prompts in order, until the first whose longest output is too long."""
         running = step.running
         decoding = sorted(running.decoders.requests, key=arrival)
         fits = [Candidate(request) for request in decoding]
         free = memory.free_blocks
         for request in decoding:
-            free -= memory.missing(request, request.total_tokens)
+            free -= memory.missing(request, request.most_tokens)
         if self.static and decoding:
             queue.blocked = True
             return fits
         for request in sorted(running.chunked, key=arrival):
-            free -= memory.missing(request, request.total_tokens)
+            free -= memory.missing(request, request.most_tokens)
             fits.append(Candidate(request))
         contributed = Contributed(step, memory)
         ceilings = _ceilings(step)
@@ -121,7 +121,7 @@ class GuaranteedNoEvict:
             if places <= 0:
                 queue.blocked = not queue.passed_over
                 break
-            blocks = -(-request.total_tokens // memory.block_size) * memory.crossing_blocks
+            blocks = -(-request.most_tokens // memory.block_size) * memory.crossing_blocks
             blocks += hit.idle - hit.blocks
             if blocks > free:
                 step.refuse(request, hit)

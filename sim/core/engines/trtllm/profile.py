@@ -81,6 +81,7 @@ def _profile(name: str, title: str, summary: str, capacity: Callable[[], Capacit
         publish_whole_prompts=True,
         whole_prompt=True,
         pipelined=True,
+        clips_max_tokens=True,
         capacity=capacity,
     )
 
