@@ -87,6 +87,7 @@ INTEGERS = (
     "output_offset",
 )
 SECONDS = ("arrival_s", "gap_s", "cancel_after_s")
+MEASURED = ("ttft_s", "e2e_s")  # latencies that results of a benchmark have beside the requests
 TEXTS = (
     "session",
     "model",
@@ -142,7 +143,9 @@ class Trace:
     array a row (then `spans` is None). `notes` are sentences a reader wants the user to see. `recipe` says
     how the trace was generated, where it was, so that other seeds can be played (`traces.recipe`).
     `block_tokens` is how many tokens a hash id of its file names, where prompts were read as hash ids; a
-    converted trace has spans, and no longer knows.
+    converted trace has spans, and no longer knows. `measured` has a row per request with the latencies
+    `MEASURED` in seconds, NaN where one is not known, where the file has what a benchmark measured.
+    `lengths_only`: the file tells lengths and no contents, so that nothing is known of reuse.
     """
 
     name: str
@@ -152,6 +155,8 @@ class Trace:
     notes: tuple[str, ...] = field(default=())
     recipe: Recipe | None = None
     block_tokens: int | None = None
+    measured: pd.DataFrame | None = None
+    lengths_only: bool = False
 
     def __len__(self) -> int:
         return len(self.requests)
