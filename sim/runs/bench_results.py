@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.runs.client_share import CLIENT_SHARE, ClientShare, known_share
 from pagecast.sim.runs.recorded import RecordedRun
@@ -48,6 +49,11 @@ class BenchResults:
         tokens = self.trace.integers("output_tokens")
         spread = self.e2e_s - self.ttft_s
         return np.asarray(np.where(tokens > 1, spread / np.maximum(tokens - 1, 1), np.nan))
+
+    def compared(self, requests: pd.DataFrame) -> pd.DataFrame:
+        """The rows of a replay's requests whose latencies were measured."""
+        measured = np.isfinite(self.ttft_s) | np.isfinite(self.e2e_s)
+        return requests[measured[requests["row"].to_numpy()]]
 
 
 def is_results(path: str | Path) -> bool:
