@@ -49,7 +49,8 @@ def select(trace: Trace, rows: Ints) -> Trace:
         columns["gap_s"] = np.where(orphan, 0.0, trace.seconds("gap_s")[rows])
     spans = None if trace.spans is None else _move_spans(trace, trace.spans, rows, new_rows)
     ids = None if trace.token_ids is None else [trace.token_ids[row] for row in rows.tolist()]
-    return replace(trace, requests=table(columns), spans=spans, token_ids=ids, recipe=None)
+    measured = None if trace.measured is None else trace.measured.iloc[rows].reset_index(drop=True)
+    return replace(trace, requests=table(columns), spans=spans, token_ids=ids, recipe=None, measured=measured)
 
 
 def _move_spans(trace: Trace, spans: Spans, rows: Ints, new_rows: Ints) -> Spans:
@@ -127,7 +128,8 @@ def scale(trace: Trace, rate: float, *, think_times: bool = False) -> Trace:
     columns = {**columns_of(trace), "arrival_s": trace.seconds("arrival_s") / rate}
     if think_times:
         columns["gap_s"] = trace.seconds("gap_s") / rate
-    return replace(trace, requests=table(columns), recipe=None if think_times else _faster(trace, rate))
+    recipe = None if think_times else _faster(trace, rate)
+    return replace(trace, requests=table(columns), recipe=recipe, measured=None)
 
 
 def _faster(trace: Trace, rate: float) -> Recipe | None:
@@ -159,6 +161,7 @@ def mix(traces: Sequence[Trace], *, share_contents: bool = False, name: str = "m
         _mixed_spans(traces, shifts),
         ids if traces[0].token_ids is not None else None,
         tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
+        lengths_only=any(trace.lengths_only for trace in traces),
     )
     return sort(mixed)
 

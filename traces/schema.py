@@ -94,6 +94,7 @@ INTEGERS = (
     "output_offset",
 )
 SECONDS = ("arrival_s", "gap_s", "cancel_after_s")
+MEASURED = ("ttft_s", "e2e_s")  # latencies that results of a benchmark have beside the requests
 TEXTS = (
     "session",
     "model",
@@ -170,7 +171,9 @@ class Trace:
     was generated, where it was, so that other seeds can be played (`traces.recipe`). `block_tokens` is how
     many tokens a hash id of its file names, where prompts were read as hash ids; a converted trace has spans,
     and no longer knows. `concurrency` is the limit of clients who hold requests back, as load tools do; None:
-    each request is sent at its arrival.
+    each request is sent at its arrival. `measured` has a row per request with the
+    latencies `MEASURED` in seconds, NaN where one is not known, where the file has what a benchmark measured.
+    `lengths_only`: the file tells lengths and no contents, so that nothing is known of reuse.
     """
 
     name: str
@@ -181,6 +184,8 @@ class Trace:
     recipe: Recipe | None = None
     block_tokens: int | None = None
     concurrency: Concurrency | None = None
+    measured: pd.DataFrame | None = None
+    lengths_only: bool = False
 
     def __len__(self) -> int:
         return len(self.requests)

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 from pagecast.traces.building import BlockSpans, RequestRows
+from pagecast.traces.head import Head
 from pagecast.traces.records import Record, records
 from pagecast.traces.schema import (
     COLUMNS,
@@ -43,7 +44,14 @@ from pagecast.traces.schema import (
 from pagecast.traces.source import Source
 
 FORMS = ("spans", "block_ids", "token_ids")
+_MARKS = {"arrival_s", "after", "input_tokens", "output_tokens", *FORMS}
 _LEAST = {"input_tokens": 1, "output_tokens": 1, "output_offset": 0, "public_tokens": 0, "retry": 0}
+
+
+def recognise(head: Head) -> int:
+    """How many of the main fields a file has, where arrivals or prompts go by the names used here."""
+    found = _MARKS & (head.keys or set())
+    return len(found) if found & {"arrival_s", "after", *FORMS} and len(found) >= 2 else 0
 
 
 def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:
