@@ -134,7 +134,9 @@ def _keys() -> dict[str, str]:
 
 
 def _key(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "", name.lower().rsplit("/", 1)[-1]).removeprefix("meta").removeprefix("nvidia")
+    return (
+        re.sub(r"[^a-z0-9]+", "", name.lower().rsplit("/", 1)[-1]).removeprefix("meta").removeprefix("nvidia")
+    )
 
 
 def _untuned(name: str) -> str:

@@ -66,8 +66,8 @@ class Profile:
     `holds_longest`: it starts only where its KV cache holds a sequence of the longest length.
 
     `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not already
-    from its plan; nothing can speculate then. `publish_whole_prompts`: those of a prompt from the commit of
-    its last chunk. Three fields describe the engine to others: `whole_prompt` tells the invariant checks that
+    from its plan; nothing can speculate then. `publish_output_at_end`: those of generated tokens from the end of
+    the request, or its preemption. Three fields describe the engine to others: `whole_prompt` tells the invariant checks that
     the mix takes the blocks of a whole prompt at admission, `pipelined` tells `Scenario` that the engine
     plans ahead unless told otherwise (`Limits.pipeline_depth` decides), and `numbered` that its blocks have
     numbers, and can be drawn. `clips_max_tokens`: a `max_tokens` beyond the model's length is lowered; else
@@ -86,7 +86,7 @@ class Profile:
     intake: Callable[[Limits], Intake] | None = None
     groups: MakeGroups = one_full_group
     publish_at_commit: bool = False
-    publish_whole_prompts: bool = False
+    publish_output_at_end: bool = False
     whole_prompt: bool = False
     pipelined: bool = False
     offloads: bool = False
@@ -191,7 +191,7 @@ class Profile:
             limits.block_size,
             pipeline_depth=limits.pipeline_depth,
             at_commit=self.publish_at_commit,
-            whole_prompts=self.publish_whole_prompts,
+            output_at_end=self.publish_output_at_end,
         )
 
     def offloading(
