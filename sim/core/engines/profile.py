@@ -66,12 +66,12 @@ class Profile:
     `holds_longest`: it starts only where its KV cache holds a sequence of the longest length.
 
     `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not already
-    from its plan; nothing can speculate then. `publish_output_at_end`: those of generated tokens from the end of
-    the request, or its preemption. Three fields describe the engine to others: `whole_prompt` tells the invariant checks that
-    the mix takes the blocks of a whole prompt at admission, `pipelined` tells `Scenario` that the engine
-    plans ahead unless told otherwise (`Limits.pipeline_depth` decides), and `numbered` that its blocks have
-    numbers, and can be drawn. `clips_max_tokens`: a `max_tokens` beyond the model's length is lowered; else
-    the request is refused. `drafting`: what is done otherwise where requests speculate.
+    from its plan; nothing can speculate then. `publish_output_at_end`: those of generated tokens from the end
+    of the request, or its preemption. Three fields describe the engine to others: `whole_prompt` tells the
+    invariant checks that the mix takes the blocks of a whole prompt at admission, `pipelined` that the engine
+    plans ahead unless told otherwise (`Limits.pipeline_depth` decides), and `numbered` that
+    its blocks have numbers, and can be drawn. `clips_max_tokens`: a `max_tokens` beyond the model's length is
+    lowered; else the request is refused. `drafting`: what is done otherwise where requests speculate.
     """
 
     name: str
