@@ -26,7 +26,12 @@ LENGTHS = (2048, 8192, 32_768, 131_072)
 def _options() -> list[inspect.Parameter]:
     """The scenario's fields that the budget depends on; of these a model and a GPU must be given."""
     names = [field.name for field in fields(BudgetOptions) if field.name in scenario_fields()]
-    own = [field_option("model"), field_option("gpu", required=True), *start_options()]
+    own = [
+        field_option("model"),
+        field_option("gpu", required=True),
+        field_option("engine"),
+        *start_options(),
+    ]
     return [*own, *(field_option(name) for name in names)]
 
 
