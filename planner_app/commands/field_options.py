@@ -1,7 +1,7 @@
 """Options of commands, made of the fields of models: type, default, bounds and description are the field's.
 
     @with_options
-    def plan_command(trace: TraceArgument, arguments: ScenarioArguments, ask: PlanOptions) -> None: ...
+    def plan_command(arguments: WorkArguments, ask: PlanOptions) -> None: ...
 
 A parameter whose type is an `Options` gives its place to one option per field, and receives the model that
 is made of those that were given. `Annotated[..., Gather(...)]` does the same with any other options.

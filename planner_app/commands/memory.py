@@ -28,6 +28,7 @@ def _options() -> list[inspect.Parameter]:
     names = [field.name for field in fields(BudgetOptions) if field.name in scenario_fields()]
     own = [
         field_option("model"),
+        field_option("assume_dense"),
         field_option("gpu", required=True),
         field_option("engine"),
         *start_options(),

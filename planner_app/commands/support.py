@@ -42,7 +42,8 @@ def support_command(
     """Lists which step costs `--costs auto` takes for each model, GPU and engine, and the engines' versions.
 
     C: calibrated, fitted to recordings of the set-up. M: measured, composed of operations that were measured
-    on the GPU. r: roofline, from published rates. -: the model can't be sharded so.
+    on the GPU. r: roofline, from published rates. -: the model can't be
+    sharded so, or its steps can't be timed.
     """
     models = [find_model(name) for name in model or known_models()]
     gpus = [find_gpu(name) for name in gpu or _measured_gpus()]
@@ -62,7 +63,7 @@ def support_command(
     for each in dict.fromkeys(row.engine for row in rows):
         _show(each, [row for row in rows if row.engine == each])
     console.out.print(
-        "C calibrated, M measured operations, r roofline, - can't be sharded so", highlight=False
+        "C calibrated, M measured operations, r roofline, - can't be sharded or timed so", highlight=False
     )
     for line in _half_widths(rows):
         console.out.print(line, soft_wrap=True, highlight=False)

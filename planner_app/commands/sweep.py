@@ -13,8 +13,7 @@ from pagecast.planner_app.commands.ignored_options import refuse_options
 from pagecast.planner_app.commands.output import Reported
 from pagecast.planner_app.commands.scenario_options import (
     GivenScenario,
-    ScenarioArguments,
-    TraceArgument,
+    WorkArguments,
     load,
 )
 from pagecast.planner_app.planner.execution.options import Many
@@ -43,8 +42,7 @@ class SweepOutput(Reported):
 
 @with_options
 def sweep_command(
-    trace: TraceArgument,
-    arguments: ScenarioArguments,
+    arguments: WorkArguments,
     fleet: FleetOptions,
     ask: SweepOptions,
     many: Many,
@@ -72,7 +70,7 @@ def sweep_command(
     if ask.search is None and "generation" in ask.model_fields_set:
         refuse_options({"generation": ask.generation}, "is for a search: give --search N as well")
     _refuse_knobs_values(ask, arguments, fleet)
-    work, scenario = load(trace, arguments)
+    work, scenario = load(arguments)
     question = SweepQuestion(work, scenario, ask, fleet.settings() if fleet.any else None)
     with executor(many) as run, console.progress("trials", question.count) as update:
         result = sweep(question, run, out=output.out, progress=update)

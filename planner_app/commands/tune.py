@@ -11,8 +11,7 @@ from pagecast.planner_app.commands.ignored_options import refuse_options
 from pagecast.planner_app.commands.output import Reported
 from pagecast.planner_app.commands.scenario_options import (
     GivenScenario,
-    ScenarioArguments,
-    TraceArgument,
+    WorkArguments,
     load,
 )
 from pagecast.planner_app.planner.execution.options import Many
@@ -37,39 +36,35 @@ app = typer.Typer(
 @app.command("block-size")
 @with_options
 def block_size_command(
-    trace: TraceArgument,
-    arguments: ScenarioArguments,
+    arguments: WorkArguments,
     ask: BlockSizeOptions,
     many: Many,
     output: Reported,
 ) -> None:
     """Serves TRACE with each block size: hits, waste, tables, times and room; and recommends one."""
-    _tune("block-size", trace, arguments, ask, many, output)
+    _tune("block-size", arguments, ask, many, output)
 
 
 @app.command("hbm-budget")
 @with_options
 def hbm_budget_command(
-    trace: TraceArgument,
-    arguments: ScenarioArguments,
+    arguments: WorkArguments,
     ask: TuneOptions,
     many: Many,
     output: Reported,
 ) -> None:
     """Serves TRACE with each share of HBM: hits, evictions, times and room; and recommends one."""
-    _tune("hbm-budget", trace, arguments, ask, many, output)
+    _tune("hbm-budget", arguments, ask, many, output)
 
 
-def _tune(
-    what: str, name: str, arguments: GivenScenario, ask: TuneOptions, many: Many, output: Reported
-) -> None:
+def _tune(what: str, arguments: GivenScenario, ask: TuneOptions, many: Many, output: Reported) -> None:
     report = output.report
     if report is not None:
         ready("--report", report)
     from pagecast.planner_app.planner.execution.executor import executor
     from pagecast.planner_app.planner.tune import knobs
 
-    work, scenario = load(name, arguments)
+    work, scenario = load(arguments)
     knob = "block_size" if what == "block-size" else knobs.budget_knob(scenario)
     refuse_options(
         {knob.replace("_", "-"): arguments.fields.get(knob)},

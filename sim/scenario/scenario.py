@@ -104,6 +104,9 @@ class Scenario:
 
     given: Mapping[str, Value] = field(default_factory=dict)
     model: str = option("a known model, or a folder with config.json", "Qwen/Qwen3-8B")
+    assume_dense: bool = option(
+        "leave out the fields of the model's config.json that pagecast does not know", False
+    )
     gpu: str = option("GPU type", "H200")
     engine: str = option(
         "engine whose rules, defaults and step costs are taken, as NAME or NAME@VERSION",
@@ -449,7 +452,7 @@ class Scenario:
         """The model's facts. Errors: BadInput for one that is not known."""
         from pagecast.sim.machine.models import model
 
-        return model(self.model)
+        return model(self.model, assume_dense=self.assume_dense)
 
     def card(self) -> Gpu:
         """The GPU's facts. Errors: BadInput for one that is not known."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 import streamlit as st
 from pagecast.planner_app.dashboard.shell.view import NO_SPECULATION
 from pagecast.sim.core.engines.registry import engine_texts
-from pagecast.sim.costs.calibration.file import shipped
+from pagecast.sim.costs.calibration.file import own_names, shipped
 from pagecast.sim.machine.gpus import GPUS
 from pagecast.sim.machine.models import known_models
 from pagecast.sim.machine.secondary_tiers import FILE_SYSTEM
@@ -170,11 +170,15 @@ def speculation_looks() -> dict[str, WidgetLook]:
     }
 
 
+def _costs() -> list[str]:
+    return ["auto", "roofline", *sorted(shipped()), *own_names()]
+
+
 def more_looks(kind: type[Scenario] = Scenario) -> dict[str, WidgetLook]:
     """Of all other fields of a scenario: those with an entry here first."""
     first = {
         "tensor_parallel_size": WidgetLook("selectbox", "GPUs per replica", {"options": _GPUS_EACH}),
-        "costs": WidgetLook("selectbox", "Step costs", {"options": ["auto", "roofline", *sorted(shipped())]}),
+        "costs": WidgetLook("selectbox", "Step costs", {"options": _costs()}),
         "scheduling_policy": WidgetLook("selectbox", "Queue order", {"options": ["fcfs", "priority"]}),
         "seed": WidgetLook("number_input", "Seed", {"min_value": 0, "max_value": 2**31 - 1}),
     }

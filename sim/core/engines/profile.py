@@ -66,12 +66,13 @@ class Profile:
     `holds_longest`: it starts only where its KV cache holds a sequence of the longest length.
     `static_fraction`: its fraction of memory is for weights and KV alone.
 
-    `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not
-    already from its plan; nothing can speculate then. `publish_whole_prompts`: those of a prompt from the
-    commit of its last chunk. Three fields describe the engine to others: `whole_prompt` tells the invariant
-    checks that the mix takes the blocks of a whole prompt at admission, `pipelined` tells `Scenario` that the
-    engine plans ahead unless told otherwise (`Limits.pipeline_depth` decides), and `numbered` that its blocks
-    have numbers, and can be drawn. `drafting`: what is done otherwise where requests speculate.
+    `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not already
+    from its plan; nothing can speculate then. `publish_output_at_end`: those of generated tokens from the end
+    of the request, or its preemption. Three fields describe the engine to others: `whole_prompt` tells the
+    invariant checks that the mix takes the blocks of a whole prompt at admission, `pipelined` that the engine
+    plans ahead unless told otherwise (`Limits.pipeline_depth` decides), and `numbered` that
+    its blocks have numbers, and can be drawn. `clips_max_tokens`: a `max_tokens` beyond the model's length is
+    lowered; else the request is refused. `drafting`: what is done otherwise where requests speculate.
     """
 
     name: str
@@ -86,7 +87,7 @@ class Profile:
     intake: Callable[[Limits], Intake] | None = None
     groups: MakeGroups = one_full_group
     publish_at_commit: bool = False
-    publish_whole_prompts: bool = False
+    publish_output_at_end: bool = False
     whole_prompt: bool = False
     pipelined: bool = False
     offloads: bool = False
@@ -94,6 +95,7 @@ class Profile:
     holds_longest: bool = False
     static_fraction: bool = False
     numbered: bool = True
+    clips_max_tokens: bool = False
     drafting: DraftingRules = RESERVED
 
     def mix(self, limits: Limits) -> Mix:
@@ -191,7 +193,7 @@ class Profile:
             limits.block_size,
             pipeline_depth=limits.pipeline_depth,
             at_commit=self.publish_at_commit,
-            whole_prompts=self.publish_whole_prompts,
+            output_at_end=self.publish_output_at_end,
         )
 
     def offloading(
@@ -229,7 +231,7 @@ class Profile:
         memory.key_lookahead = self.key_lookahead(limits, recomputes_block=recomputes)
         if recomputes and not memory.key_lookahead:
             memory.leave_out_last_blocks()
-        return Lifecycle(
+        lifecycle = Lifecycle(
             limits,
             memory,
             Queue(self.order(limits), memory),
@@ -240,6 +242,8 @@ class Profile:
             None if self.intake is None else self.intake(limits),
             publishes_output=self.drafting.publishes_output,
         )
+        lifecycle.clips_max_tokens = self.clips_max_tokens
+        return lifecycle
 
     def key_lookahead(self, limits: Limits, *, recomputes_block: bool) -> int:
         """How many tokens after a block its key covers; `recomputes_block`: as the drafter's.

@@ -40,9 +40,9 @@ def test_partial_reuse_finds_what_generating_requests_have_filled_by_now(tmp_pat
         model="Qwen/Qwen3-0.6B",
         costs="roofline",
         block_size=4,
-        num_gpu_blocks=37,
+        num_gpu_blocks=22,
+        max_num_seqs=2,
         partial_reuse="copy",
-        engine="trtllm-guaranteed-no-evict",
     )
     trace = Trace("partial", table, spans)
     plain, logged = replay(trace, scenario), replay(trace, scenario, out=tmp_path / "out")

@@ -21,6 +21,7 @@ from pagecast.sim.core.engines.trtllm.settings import TrtllmSettings
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.eviction import Eviction, LeastRecentlyUsed
 from pagecast.sim.core.rules.rules import Mix
 
 
@@ -58,6 +59,11 @@ def _fits_whole(limits: Limits) -> Intake:
     return FitsWhole(limits, limits.settings(TrtllmSettings()))
 
 
+def _one_queue(_limits: Limits) -> Eviction:
+    """LRU of all free blocks, those without content too."""
+    return LeastRecentlyUsed(blanks_first=False)
+
+
 def _static() -> Capacity:
     return GuaranteedNoEvict(static=True)
 
@@ -77,10 +83,12 @@ def _profile(name: str, title: str, summary: str, capacity: Callable[[], Capacit
             "--tokens-per-block": "block_size",
         },
         intake=_fits_whole,
+        eviction=_one_queue,
         publish_at_commit=True,
-        publish_whole_prompts=True,
+        publish_output_at_end=True,
         whole_prompt=True,
         pipelined=True,
+        clips_max_tokens=True,
         capacity=capacity,
     )
 

@@ -73,7 +73,14 @@ class VllmProfile(Profile):
     def _at(self, version: str) -> Self:
         rules = rules_of(version)
         order = queue_order if rules.passed_over_stay_ahead else first_back_first
-        return replace(self, version=version, rules=rules, drafting=rules, order=order)
+        return replace(
+            self,
+            version=version,
+            rules=rules,
+            drafting=rules,
+            order=order,
+            clips_max_tokens=rules.clips_max_tokens,
+        )
 
     def with_rules(self, admission: MakeAdmission, victim: MakeVictim) -> Self:
         """The profile with another admission and preemption."""

@@ -19,13 +19,15 @@ class VllmRules(DraftingRules, WindowRules):
     running pass skip the request that comes next. `goes_on_after_own_preemption`: a request that preempted
     itself does not end the running pass. `counts_running_adapters`: the adapters of all running requests
     count against `max_loras`, also of those that sit the step out. `passed_over_stay_ahead`: requests that
-    were passed over stay ahead of those preempted later.
+    were passed over stay ahead of those preempted later. `clips_max_tokens`: the server lowers a `max_tokens`
+    beyond the model's length (renderers/params.py); before, it refuses the request.
     """
 
     skips_after_idle_victim: bool = True
     goes_on_after_own_preemption: bool = False
     counts_running_adapters: bool = False
     passed_over_stay_ahead: bool = True
+    clips_max_tokens: bool = False
 
 
 OLDEST = VllmRules()
@@ -46,6 +48,7 @@ _CHANGES: tuple[tuple[str, dict[str, bool]], ...] = (
             "room_for_lookahead": True,
             "sees_whole_prompt": True,
             "names_ends": False,
+            "clips_max_tokens": True,
         },
     ),
 )
