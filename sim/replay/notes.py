@@ -65,7 +65,7 @@ def spec_notes(trace: Trace, spec: ReplicaSpec, table: pd.DataFrame) -> tuple[st
 
 def _too_long(scenario: Scenario, longest: int) -> Note | None:
     most = scenario.facts().max_position
-    if scenario.max_model_len is not None or not most or longest <= most:
+    if scenario.max_model_len <= most or longest <= most:  # longer ones are rejected
         return None
     return Note("beyond_model_length", model=scenario.model, longest_tokens=longest, model_tokens=most)
 

@@ -64,6 +64,7 @@ class Profile:
     (`Limits.groups`), which `hybrid` tells whether the engine serves. `intake` may reject a request when it
     is submitted. `offloads`: the engine has a host tier.
     `holds_longest`: it starts only where its KV cache holds a sequence of the longest length.
+    `static_fraction`: its fraction of memory is for weights and KV alone.
 
     `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not already
     from its plan; nothing can speculate then. `publish_output_at_end`: those of generated tokens from the end
@@ -92,6 +93,7 @@ class Profile:
     offloads: bool = False
     hybrid: bool = False
     holds_longest: bool = False
+    static_fraction: bool = False
     numbered: bool = True
     clips_max_tokens: bool = False
     drafting: DraftingRules = RESERVED
