@@ -53,9 +53,7 @@ _LLAMA = Architecture()
 _QWEN2 = Architecture(qkv_bias=True)
 _QWEN3 = Architecture(qk_norm="head", o_bias=True)
 _GEMMA3 = Architecture(norms=4, qk_norm="head", tied=True, full_period=6)
-_GEMMA4 = Architecture(
-    norms=4, qk_norm="head", tied=True, full_period=6, norms_beside_experts=3, beside=True
-)
+_GEMMA4 = Architecture(norms=4, qk_norm="head", tied=True, full_period=6, norms_beside_experts=3, beside=True)
 _GEMMA4 = replace(_GEMMA4, blocks=("self_attn", "", "mlp", ""))
 _DELTA = Architecture(qk_norm="head", recurrent="delta", gated="option", shared_gate=True)
 _DEEPSEEK = Architecture(router_bias=True)
