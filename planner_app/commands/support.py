@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.model_support import five_lines
+from pagecast.sim.core.engines import DEFAULT_ENGINE
+from pagecast.sim.core.engines.registry import engine_texts
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.choose import MEASURED, ROOFLINE
 from pagecast.sim.costs.calibration.file import all_shipped
@@ -42,7 +44,7 @@ def support_command(
     ] = True,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
-    """Lists which step costs `--costs auto` takes for each model, GPU and engine, or describes one MODEL.
+    """Lists step costs that `--costs auto` takes, and the engines' versions; or describes one MODEL.
 
     C: calibrated, fitted to recordings of the set-up. M: measured, composed of operations that were measured
     on the GPU. r: roofline, from published rates. -: the model can't be
@@ -65,7 +67,8 @@ def support_command(
                     update(len(rows))
     if json:
         lines = {"lines": five_lines(models[0], rows)} if described is not None else {}
-        console.print_json({**lines, "set_ups": [asdict(row) for row in rows]})
+        set_ups = [asdict(row) for row in rows]
+        console.print_json({**lines, "set_ups": set_ups, "engines": engine_texts()})
         return
     if described is not None:
         for line in five_lines(models[0], rows):
@@ -80,6 +83,8 @@ def support_command(
         console.out.print(line, soft_wrap=True, highlight=False)
     for reason in _reasons(rows):
         console.out.print(f"r: {reason}", soft_wrap=True, highlight=False)
+    engines = ", ".join(f"{text} (default)" if text == DEFAULT_ENGINE else text for text in engine_texts())
+    console.out.print(f"rules and defaults (--engine): {engines}", soft_wrap=True, highlight=False)
 
 
 def _measured_gpus() -> list[str]:

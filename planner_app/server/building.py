@@ -124,7 +124,7 @@ def _meta(scenario: Scenario, limits: Limits, simulation: Simulation) -> dict[st
         "model": facts.name,
         "model_name": facts.name,
         "usable_blocks": limits.num_blocks,
-        "profile": scenario.profile,
+        "profile": scenario.engine,
         "costs": scenario.costs,
         "time_scale": simulation.time_scale,
         "config": {

@@ -54,7 +54,7 @@ def traits(calibration: Calibration, scenario: Scenario) -> list[Trait]:
         return Trait(name, str(was), str(own), was == own if same is None else same)
 
     return [
-        trait("engine", "engine", scenario.engine or scenario.profile),
+        trait("engine", "engine", scenario.profile.name),
         trait("model", "model", scenario.model, made_for.get("model_shape") == identity(model)),
         trait("GPU", "gpu", scenario.gpu, _same_gpu(gpu, scenario.gpu)),
         trait("GPUs a replica", "tensor_parallel_size", scenario.tensor_parallel_size),

@@ -22,7 +22,6 @@ from typing import Any
 
 import yaml
 from pagecast.planner_app.planner.fleet import knobs as fleet_knobs
-from pagecast.sim.core.engines.registry import profile as find_profile
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.documents import unknown_field
 from pagecast.sim.machine.gpus import gpu as find_gpu
@@ -187,8 +186,6 @@ def _value(name: str, text: str, written: str, base: Scenario) -> KnobValue:
             return find_gpu(changed.gpu).name
         if name == "model":
             changed.facts()
-        elif name == "profile":
-            find_profile(changed.profile)
         elif name == "kv_cache_dtype":
             changed.facts().kv_element_bytes(changed.kv_cache_dtype)
     except BadInput as error:
