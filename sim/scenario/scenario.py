@@ -331,9 +331,10 @@ class Scenario:
             return None
         from pagecast.sim.machine.memory import BudgetOptions, hbm_budget
 
-        budget = hbm_budget(self.facts(), self.card(), BudgetOptions.of(self, **more))
+        options = BudgetOptions.of(self, held_batches=self.profile.held_batches(int(self.pipelined)), **more)
+        budget = hbm_budget(self.facts(), self.card(), options)
         if self.profile.holds_longest and self.kv_tokens is None:
-            shortage = budget.shortage(self.max_model_len, self.max_num_batched_tokens)
+            shortage = budget.shortage(self.max_model_len, options.held_tokens)
             if shortage:
                 raise BadInput(f"{self.profile.label} does not start: {shortage}")
         return budget
