@@ -7,8 +7,9 @@ from collections.abc import Iterable
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import KvKind
-from pagecast.sim.costs.calibration.choose import MEASURED, ROOFLINE
+from pagecast.sim.costs.calibration.choose import ROOFLINE
 from pagecast.sim.costs.calibration.support import CALIBRATED, Support
+from pagecast.sim.costs.measured.corrections import MEASURED
 from pagecast.sim.costs.roofline import UNCHECKED_PERCENT
 from pagecast.sim.machine.architectures import ARCHITECTURES
 from pagecast.sim.machine.block_layout import BlockLayout, model_layout
