@@ -229,7 +229,7 @@ def hbm_budget(model: ModelFacts, gpu: Gpu, options: BudgetOptions | None = None
     kv_bytes, usable = blocks * layout.block_bytes, blocks - 1
     rest = gpu.hbm_bytes - kv_bytes - sum(item.bytes for item in fixed)
     detail = f"{usable} blocks of {layout.block_size} tokens and the null block"
-    notes = list(model.notes)
+    notes = [*model.notes, *_latent_dtype_notes(model, gpu, options.kv_cache_dtype)]
     if layout.groups > 1:
         notes.append(f"layers keep different windows: {layout.groups} block tables per sequence")
     return HbmBudget(
@@ -250,6 +250,23 @@ def hbm_budget(model: ModelFacts, gpu: Gpu, options: BudgetOptions | None = None
         bytes_per_token=_bytes_per_token(model, layout, blocks, options),
         notes=tuple(notes),
     )
+
+
+def _latent_dtype_notes(model: ModelFacts, gpu: Gpu, kv_cache_dtype: str) -> list[str]:
+    """What vLLM 0.33 makes of the KV dtype of sparse latent attention by itself, by the GPU."""
+    if model.attention.indexer is None or model.attention.mla is None:
+        return []
+    element_bytes = model.kv_element_bytes(kv_cache_dtype)
+    packed = "ds_mla" in kv_cache_dtype
+    if gpu.hopper and element_bytes == 1 and not packed:
+        return [
+            "on Hopper vLLM packs latents in fp8 with their scales (656 bytes, not 576): give kv_cache_dtype "
+            "fp8_ds_mla"
+        ]
+    fp8_here = model.model_type == "glm_moe_dsa" and gpu.data_center_blackwell
+    if fp8_here and kv_cache_dtype == "auto" and element_bytes == 2:
+        return ["on this GPU vLLM keeps this model's KV in fp8 unless told otherwise: give kv_cache_dtype"]
+    return []
 
 
 def _bytes_per_token(

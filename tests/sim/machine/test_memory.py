@@ -196,6 +196,22 @@ def test_public_starts_of_models_of_2026_are_predicted() -> None:
     assert errors.max() < 0.08 and errors.median() < 0.01
 
 
+@pytest.mark.parametrize(
+    ("name", "card", "dtype", "said"),
+    [
+        ("deepseek-ai/DeepSeek-V3.2", "H200", "fp8", "fp8_ds_mla"),
+        ("deepseek-ai/DeepSeek-V3.2", "H200", "fp8_ds_mla", ""),
+        ("zai-org/GLM-5.2-FP8", "B200", "auto", "keeps this model's KV in fp8"),
+        ("zai-org/GLM-5.2-FP8", "B200", "fp8", ""),
+        ("deepseek-ai/DeepSeek-V3", "H200", "fp8", ""),
+    ],
+)
+def test_what_the_engine_makes_of_a_kv_dtype_by_itself_is_said(name, card, dtype, said) -> None:
+    options = BudgetOptions(tensor_parallel_size=8, kv_cache_dtype=dtype)
+    notes = " ".join(hbm_budget(model(name), gpu(card), options).notes)
+    assert said in notes and (said or "fp8" not in notes)
+
+
 def test_all_public_starts_together() -> None:
     """KV tokens, or the memory for them: 3% in the median and 8% in nine of ten, of 70 starts."""
     older = errors_of_h100_starts().kv_tokens.abs()
