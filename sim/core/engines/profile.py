@@ -106,6 +106,10 @@ class Profile:
         """The values of open options that the engine takes where they are not given, by flat name."""
         raise NotImplementedError
 
+    def held_batches(self, pipeline_depth: int) -> int:
+        """Steps whose tokens layers with a window hold beside it, where so many steps are planned ahead."""
+        return 1
+
     @property
     def known(self) -> tuple[str, ...]:
         """The versions whose rules are known, oldest first."""

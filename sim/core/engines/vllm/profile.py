@@ -86,6 +86,10 @@ class VllmProfile(Profile):
         """The profile with another admission and preemption."""
         return replace(self, admission=admission, victim=victim)
 
+    def held_batches(self, pipeline_depth: int) -> int:
+        """All that are planned, since blocks leave a window once a step is computed."""
+        return 1 + pipeline_depth if self.rules.leaves_computed else 1
+
     def parts(
         self, limits: Limits, log: EventLog, drafter: Drafter | None = None, *, numbered: bool = True
     ) -> Parts:
@@ -93,8 +97,7 @@ class VllmProfile(Profile):
         if not limits.groups:
             return super().parts(limits, log, drafter, numbered=numbered)
         self.check(limits, drafter)
-        if self.rules.leaves_computed:
-            limits = replace(limits, held_batches=1 + limits.pipeline_depth)
+        limits = replace(limits, held_batches=self.held_batches(limits.pipeline_depth))
         running = self.running(limits)
         order = self.hybrid_order(limits)
         memory = HybridMemory(limits, log, running.findable, order, self.rules, numbered=numbered)
