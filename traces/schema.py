@@ -87,20 +87,8 @@ INTEGERS = (
     "output_offset",
 )
 SECONDS = ("arrival_s", "gap_s", "cancel_after_s")
-TEXTS = (
-    "session",
-    "model",
-    "adapter",
-    "tokenizer",
-    "positional",
-    "salt",
-    "tenant",
-    "namespace",
-    "retention",
-    "multimodal",
-    "drafts",
-    "accepted_drafts",
-)
+NAMES = ("session", "model", "adapter", "tokenizer", "positional", "salt", "tenant", "namespace")
+TEXTS = (*NAMES, "retention", "multimodal", "drafts", "accepted_drafts")
 DEFAULTS: dict[str, Any] = {
     "n": 1,
     "priority": 0,

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pagecast.traces.building import NO_REQUESTS, finish, trace_name
 from pagecast.traces.schema import Floats, Ints, Trace, table
-from pagecast.traces.source import MIB, Source
+from pagecast.traces.source import HEAD_BYTES, MIB, Source
 from pyarrow import csv
 
 _DELIMITERS = (",", ";", "\t", "|")  # of those that are equally frequent the first
@@ -156,6 +156,10 @@ def read_table(
     Raises BadInput for a missing column, a row with more or fewer fields than the header, text that is
     not UTF-8, and no rows at all.
     """
+    if b"\n" not in source.head and len(source.head) >= HEAD_BYTES:
+        raise source.fail(
+            f"the first line is longer than {HEAD_BYTES // MIB} MiB; a header names few columns", 1
+        )
     names, delimiter = header(source.head)
     for name in required:
         if name not in names:

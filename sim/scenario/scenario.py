@@ -123,7 +123,7 @@ class Scenario:
         None,
         check=_checked_engine,
     )
-    block_size: int = option("tokens in a KV block (vLLM: 16)", 16, ge=1)
+    block_size: int = option("tokens in a KV block (vLLM: 16)", 16, ge=1, le=1 << 20)
     gpu_memory_utilization: float | None = option(
         "fraction of HBM the engine may use (vLLM: 0.9)", None, gt=0, le=1
     )
