@@ -1,7 +1,7 @@
 """The console script: runs a command, and ends it in one line and an exit code whatever happens.
 
 Exit codes: 0 good, 1 a check failed, 2 bad input or output, 3 this machine cannot, 4 a defect of pagecast,
-with a file for a report, 130 interrupted. Nothing heavy is imported before `run` is ready to catch an interrupt.
+with a file for a report, 130 interrupted. Nothing heavy is imported before `run` can catch an interrupt.
 
 The first interrupt says so at once and ends the command, which drops what has not ended and leaves files
 whole. Those that follow while it does so change nothing (`timeout -s INT` sends two); one that comes later
