@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 _INT64 = 2**63 - 1
 MOST_CHOICES = 128
 MOST_STOPS = 64
-MOST_MESSAGES = 10_000
+MOST_MESSAGES = 4096  # whose check takes half of a tenth of a second
 MOST_TOOLS = 1024
 TokenId = Annotated[int, Field(ge=0, le=_INT64)]
 Text = Annotated[str, Field(max_length=1 << 26)]
