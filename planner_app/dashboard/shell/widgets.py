@@ -56,7 +56,7 @@ def server_looks() -> dict[str, WidgetLook]:
             "slider",
             "HBM budget, fraction of the GPU",
             {
-                "min_value": 0.30,
+                "min_value": 0.05,
                 "max_value": 1.0,
                 "step": _STEP,
                 "help": "vLLM's --gpu-memory-utilization: weights, workspace and KV cache together",

@@ -6,7 +6,9 @@ import streamlit as st
 from pagecast.planner_app.dashboard.shell.cards import show_cards, show_verdict
 from pagecast.planner_app.dashboard.shell.elements import again, bar, plain, progress_of
 from pagecast.planner_app.dashboard.shell.jobs import results
+from pagecast.planner_app.dashboard.shell.problems import fragment
 from pagecast.planner_app.dashboard.shell.replays import spread_for, spread_key
+from pagecast.planner_app.dashboard.shell.starting import start_problem
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.dashboard.what_if.admissible import (
@@ -18,6 +20,7 @@ from pagecast.planner_app.dashboard.what_if.admissible import (
     key,
     known_of,
 )
+from pagecast.planner_app.dashboard.what_if.advice import lost_hits
 from pagecast.planner_app.dashboard.what_if.headline import (
     WITH_CARDS,
     Verdicts,
@@ -45,7 +48,7 @@ def show(own: Session, view: PageView, trace: Trace, result: Result) -> None:
     Jobs begin when the same view is drawn a second time, so that a slider in motion starts none.
     """
     waiting = _waiting(own, _ask(own, view, trace))
-    st.fragment(_draw, run_every=_TICK_S if waiting else None)(own, view, trace, result, waiting)
+    fragment(_draw, run_every=_TICK_S if waiting else None)(own, view, trace, result, waiting)
     own.settled = (view.key(), view["slo"])
 
 
@@ -87,7 +90,7 @@ def _draw(own: Session, view: PageView, trace: Trace, result: Result, waited: bo
     answers = _ask(own, view, trace)
     if waited and not _waiting(own, answers):
         st.rerun()
-    verdicts = _verdicts(view, result)
+    verdicts = {} if start_problem(view) else _verdicts(view, result)
     show_cards(
         cards_of(
             own,
@@ -99,6 +102,7 @@ def _draw(own: Session, view: PageView, trace: Trace, result: Result, waited: bo
                 answers["spread"],  # type: ignore[arg-type]
                 known_of(view),
                 {slot: "" if answers[slot] is not None else _word(own, slot) for slot in answers},
+                lost_hits(view, trace, result),
             ),
         )
     )
