@@ -138,9 +138,11 @@ class AnswerWriter:
     def _next(self, choice: AnswerChoice) -> str:
         generation = choice.generation
         fresh, piece = choice.take()
+        rated = fresh  # tokens that get logprobs: those of an echoed prompt too
         if self.request.echo and not choice.begun:
             choice.begun = True
             piece = self._echo(choice) + piece
+            rated = [*generation.prompt, *fresh]
         quoted = _quoted(piece)
         text = f'"delta": {{"content": {quoted}}}' if self.request.chat else f'"text": {quoted}'
         if self.request.call is not None:
@@ -150,7 +152,7 @@ class AnswerWriter:
         more = f', "stop_reason": {json.dumps(generation.stop_reason)}' if generation.done else ""
         if self.request.return_token_ids:
             more += f', "token_ids": {json.dumps(fresh)}'
-        logprobs = json.dumps(self._logprobs(choice, fresh))
+        logprobs = json.dumps(self._logprobs(choice, rated))
         return (
             f'{self._head}{{"index": {choice.index}, {text}, "logprobs": {logprobs}, '
             f'"finish_reason": {finish}{more}}}]{self._counts(choice)}}}\n\n'
@@ -158,9 +160,7 @@ class AnswerWriter:
 
     def _echo(self, choice: AnswerChoice) -> str:
         """The text of the prompt, which goes before the answer's."""
-        text = self.tokenizer.decode(choice.generation.prompt)
-        choice.offset = len(text)
-        return text
+        return self.tokenizer.decode(choice.generation.prompt)
 
     def _counts(self, choice: AnswerChoice) -> str:
         if not self.request.continuous_usage:
@@ -203,7 +203,8 @@ class AnswerWriter:
             }
         else:
             fields["text"] = self._echo(choice) + text if self.request.echo else text
-        fields["logprobs"] = self._logprobs(choice, ids)
+        rated = [*generation.prompt, *ids] if self.request.echo else ids
+        fields["logprobs"] = self._logprobs(choice, rated)
         fields["finish_reason"] = self._finish_reason(generation)
         fields["stop_reason"] = generation.stop_reason
         if self.request.return_token_ids:
@@ -245,14 +246,17 @@ class AnswerWriter:
                     for row in rows
                 ]
             }
-        offsets = []
+        offsets: list[int] = []
+        begins = self.request.echo and not choice.offset  # with a token that nothing comes before
         for row in rows:
             offsets.append(choice.offset)
             choice.offset += len(row[0][0])
         return {
             "tokens": [row[0][0] for row in rows],
-            "token_logprobs": [row[0][1] for row in rows],
-            "top_logprobs": [dict(row[:count]) for row in rows] if count else None,
+            "token_logprobs": [None if begins and not at else row[0][1] for at, row in enumerate(rows)],
+            "top_logprobs": [None if begins and not at else dict(row[:count]) for at, row in enumerate(rows)]
+            if count
+            else None,
             "text_offset": offsets,
         }
 

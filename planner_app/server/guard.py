@@ -85,18 +85,21 @@ class Guard:
                         return None
                     part = message.get("body", b"")
                     size += len(part)
+                    more = message.get("more_body", False)
                     if size > self._max_body_bytes:
-                        parts.clear()
-                        await self._discard(receive)
-                        raise self._too_long()
+                        break
                     parts.append(part)
-                    if not message.get("more_body", False):
+                    if not more:
                         return b"".join(parts)
         except TimeoutError:
             raise ApiError(
                 f"the request's body did not arrive within {self._timeout_s:g} s",
                 status=HTTPStatus.REQUEST_TIMEOUT,
             ) from None
+        parts.clear()
+        if more:
+            await self._discard(receive)
+        raise self._too_long()
 
     async def _discard(self, receive: Receive) -> None:
         """Takes what is left of a body: a client that still sends would never read the answer."""

@@ -89,7 +89,7 @@ class RequestIntake:
         request.logprobs = body.logprobs
         request.echo = bool(body.echo)
         self._check_logprobs(request.logprobs)
-        if body.prompt_logprobs is not None or (request.echo and request.logprobs is not None):
+        if body.prompt_logprobs is not None:
             raise ApiError("logprobs of the prompt are not available here", param="prompt_logprobs")
         form = self._form(body, str(body.prompt)[:_NAMING])
         for prompt in prompts:

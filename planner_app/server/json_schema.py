@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import ceil
 from typing import Any
 
@@ -112,7 +112,7 @@ class _Maker:
             kind = next((one for one in kind if one != "null"), "null")
         if kind is None:
             kind = "object" if "properties" in schema else "array" if "items" in schema else "string"
-        makers = {
+        makers: dict[str, Callable[[Mapping[str, Any], int], Any]] = {
             "object": self._object,
             "array": self._array,
             "string": self._string,

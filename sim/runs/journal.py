@@ -31,7 +31,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.runs.transfers import FILE as TRANSFERS
@@ -144,7 +144,8 @@ class JournalWriter:
 
 def _private(path: Path, mode: str) -> TextIO:
     """Opens a file that only its owner may read."""
-    return open(path, mode, encoding="utf-8", opener=lambda name, flags: os.open(name, flags, _MODE))
+    opened: Any = open(path, mode, encoding="utf-8", opener=lambda name, flags: os.open(name, flags, _MODE))
+    return cast("TextIO", opened)
 
 
 def _zip(path: Path) -> None:
