@@ -55,7 +55,8 @@ def main() -> None:
         sidebar.ask()
         own = session()
         write_url(own)
-        if own.problem:
+        own.linked_view = own.linked_view or own.view
+        if own.problem and own.view == own.linked_view:  # until something is changed
             st.warning(f"The link can't be used as it is: {plain(cut(own.problem))}")
         if problem := start_problem(own.view):
             show_problem(problem)

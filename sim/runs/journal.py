@@ -31,7 +31,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.runs.transfers import FILE as TRANSFERS
@@ -144,8 +144,8 @@ class JournalWriter:
 
 def _private(path: Path, mode: str) -> TextIO:
     """Opens a file that only its owner may read."""
-    opened: Any = open(path, mode, encoding="utf-8", opener=lambda name, flags: os.open(name, flags, _MODE))
-    return cast("TextIO", opened)
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if mode == "a" else os.O_TRUNC)
+    return os.fdopen(os.open(path, flags, _MODE), mode, encoding="utf-8")  # type: ignore[return-value]
 
 
 def _zip(path: Path) -> None:

@@ -42,6 +42,7 @@ class Session:
     jobs: dict[str, Job] = field(default_factory=dict)
     problem: str = ""  # of the link that the session began with
     linked: dict[str, str] = field(default_factory=dict)  # its parameters, until they have been looked at
+    linked_view: PageView | None = None  # the first that was shown
     seen: bool = False  # whether the what-if was drawn before
     settled: Hashable = None  # what was last drawn in full: jobs begin only once the sliders rest
     folder: Any = field(default_factory=lambda: tempfile.TemporaryDirectory(prefix="pagecast-"))
