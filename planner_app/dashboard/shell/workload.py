@@ -77,8 +77,8 @@ def generated(view: PageView) -> Trace:
 
 def hits_of(view: PageView, trace: Trace) -> Hits:
     """The hit-ratio curve of the trace at the view's block size."""
-    key = (*view.trace_key(), view["block_size"])
-    curve: Hits = _curves.make(key, lambda: hits(trace, (), view["block_size"]))
+    size = view.scenario().block_size
+    curve: Hits = _curves.make((*view.trace_key(), size), lambda: hits(trace, (), size))
     return curve
 
 

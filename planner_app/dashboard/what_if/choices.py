@@ -37,11 +37,12 @@ def choice_job(trace: Trace, scenario: Scenario, knob: str, slo: str, *, progres
 
 def show_choices(own: Session, view: PageView, choices: dict[str, Choice | None]) -> None:
     """Draws both cards."""
+    scenario = view.scenario()
     for column, (knob, choice) in zip(st.columns(2), choices.items(), strict=True):
         with column, st.container(border=True, height="stretch"):
             left, right = st.columns([3, 1], vertical_alignment="center")
             with left:
-                st.markdown(f"**{_TITLES[knob]}: {plain(headline(knob, view[knob], choice))}**")
+                st.markdown(f"**{_TITLES[knob]}: {plain(headline(knob, getattr(scenario, knob), choice))}**")
             if choice is not None:
                 st.caption(plain(worth(choice)))
                 if choice.changes:
@@ -72,7 +73,7 @@ def apply(view: PageView, choice: Choice) -> None:
     show(PageView.of({**dict(view.changed), choice.knob: kind(choice.best.value)}))
 
 
-def headline(knob: str, value: float, choice: Choice | None) -> str:
+def headline(knob: str, value: float | None, choice: Choice | None) -> str:
     """The value in force, and what to do with it."""
     if choice is None:
         return shown(knob, value)
@@ -83,8 +84,10 @@ def headline(knob: str, value: float, choice: Choice | None) -> str:
     return f"{shown(knob, value)} now, {shown(knob, choice.best.value)} is best"
 
 
-def shown(knob: str, value: float) -> str:
+def shown(knob: str, value: float | None) -> str:
     """A value as people write it."""
+    if value is None:
+        return "not set"
     return f"{value:.0f}" if knob == BLOCK_SIZE else f"{value:.2f}"
 
 

@@ -67,6 +67,7 @@ def forget(own: Session, view: PageView) -> None:
 def _ask(own: Session, view: PageView, trace: Trace) -> dict[str, object]:
     """The result of each job; None before its end."""
     pinned = baseline_of(own, view)
+    answers: dict[str, object]
     if own.settled != (view.key(), view["slo"]):
         keys = {
             **{knob: choices.key(view, knob) for knob in choices.SLOTS},
@@ -76,7 +77,7 @@ def _ask(own: Session, view: PageView, trace: Trace) -> dict[str, object]:
         answers = {slot: results.get(job_key) for slot, job_key in keys.items()}
         return answers if pinned is None else {**answers, BASE: known_of(pinned)}
     # In the order in which they are worth most: two run at once.
-    answers: dict[str, object] = {knob: choices.ask(own, view, trace, knob) for knob in choices.SLOTS}
+    answers = {knob: choices.ask(own, view, trace, knob) for knob in choices.SLOTS}
     answers["spread"] = spread_for(own, view, trace)
     answers |= {slot: ask(own, view, trace, slot) for slot in (POINT, INTERVAL)}
     if pinned is not None:

@@ -45,7 +45,7 @@ def test_the_cards_stand_first_and_apply_moves_the_side_bar(app) -> None:
     assert max(places) < 4  # before all other cards
     (button,) = [button for button in test.button if button.label == "Apply"]
     button.click().run()
-    assert test.slider(key="gpu_memory_utilization").value == 0.9
+    assert test.number_input(key="gpu_memory_utilization").value == 0.9
 
 
 def test_cards_that_wait_say_so(app) -> None:

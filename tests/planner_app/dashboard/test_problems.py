@@ -65,9 +65,9 @@ def test_what_does_not_start_is_said_first_and_has_no_verdict(app) -> None:
 
 
 def test_values_of_a_link_that_are_refused_are_said(app) -> None:
-    test = app(requests=0, rate="1e9", profile="tensorrt-llm-9", gpu="L4", async_scheduling="off")
+    test = app(requests=0, rate="1e9", engine="tensorrt-llm@9", gpu="L4", async_scheduling="false")
     warning = texts(test.warning)
-    for name in ("requests", "rate", "profile"):
+    for name in ("requests", "rate", "engine"):
         assert f"{name} is" in warning.replace("\\", "")
     assert "gpu is" not in warning and "async" not in warning
     assert not app(**SMALL, gpu_memory_utilization=0.2, kv_offloading_size=8).warning

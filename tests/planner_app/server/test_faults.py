@@ -56,7 +56,7 @@ def test_a_recording_that_fails_is_loud(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     private = journal._private
-    monkeypatch.setattr(journal, "_private", lambda path, mode: FullDisk(private(path, mode), 12))
+    monkeypatch.setattr(journal, "_private", lambda path, mode: FullDisk(private(path, mode), 2))
     monkeypatch.setattr(FullDisk, "__enter__", lambda self: self, raising=False)
     monkeypatch.setattr(FullDisk, "__exit__", lambda self, *args: self.file.close(), raising=False)
     folder = tmp_path / "run"
@@ -65,6 +65,7 @@ def test_a_recording_that_fails_is_loud(
         assert one.client().get("/health").status_code == 200
         for _ in range(5):
             assert ask(one).status_code == 200  # it serves on
+            time.sleep(0.05)
         health = one.client().get("/health")
         assert health.status_code == 503 and "No space left" in health.text
         assert (
