@@ -98,9 +98,7 @@ def serve(
     `drain_by` gets the function that finishes requests under way and then ends. By default SIGTERM and SIGINT
     call it. Errors: CannotRunHere where a backend failed.
     """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD, 20, 20)
+    collect_rarely()
     runner = asyncio.Runner(loop_factory=_loop_factory())
     with runner:
         runner.run(_serve(replicas, sockets, ready, drain_by or _drain_at_signals))
@@ -108,6 +106,13 @@ def serve(
         raise CannotRunHere("a replica has failed; see the messages above")
     for replica in replicas:
         check_recorded(replica.backend.unrecorded, replica.options)
+
+
+def collect_rarely() -> None:
+    """Has Python look for garbage seldom, and never in what is there: a look takes a tenth of a second."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD, 20, 20)
 
 
 def check_recorded(failure: str, options: ServeOptions) -> None:

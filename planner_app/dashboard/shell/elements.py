@@ -24,6 +24,11 @@ def plain(text: object) -> str:
     return _MARKUP.sub(r"\\\1", "".join(char for char in one_line if char.isprintable()))
 
 
+def cost_words(name: str) -> str:
+    """Step costs by their name; those that are put together of operations were not measured as a whole."""
+    return "costs composed of measured operations" if name == "measured" else f"costs {name}"
+
+
 def show_chart(figure: go.Figure, key: str) -> None:
     """A chart in a frame of its own."""
     with st.container(border=True, height="stretch"):

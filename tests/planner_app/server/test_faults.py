@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import json
 import os
 import socket
@@ -21,7 +22,7 @@ import zmq
 from pagecast.planner_app.cli import run
 from pagecast.planner_app.server.kv_events import Publisher
 from pagecast.planner_app.server.options import ServeOptions
-from pagecast.planner_app.server.running import check_recorded
+from pagecast.planner_app.server.running import check_recorded, collect_rarely
 from pagecast.planner_app.server.tokenizer import PackedTokenizer
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.runs import journal
@@ -265,7 +266,13 @@ def test_no_body_keeps_the_event_loop() -> None:
         await ask_all()
         counting.cancel()
 
-    asyncio.run(both())
+    before = gc.get_threshold()
+    collect_rarely()  # as a server does
+    try:
+        asyncio.run(both())
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 @pytest.mark.slow
