@@ -94,21 +94,9 @@ INTEGERS = (
     "output_offset",
 )
 SECONDS = ("arrival_s", "gap_s", "cancel_after_s")
+NAMES = ("session", "model", "adapter", "tokenizer", "positional", "salt", "tenant", "namespace")
 MEASURED = ("ttft_s", "e2e_s")  # latencies that results of a benchmark have beside the requests
-TEXTS = (
-    "session",
-    "model",
-    "adapter",
-    "tokenizer",
-    "positional",
-    "salt",
-    "tenant",
-    "namespace",
-    "retention",
-    "multimodal",
-    "drafts",
-    "accepted_drafts",
-)
+TEXTS = (*NAMES, "retention", "multimodal", "drafts", "accepted_drafts")
 DEFAULTS: dict[str, Any] = {
     "max_tokens": 0,
     "warmup": 0,

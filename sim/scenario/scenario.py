@@ -116,7 +116,7 @@ class Scenario:
     costs: str = option(
         "step costs: measured, roofline, a shipped calibration's name, a file, or auto (best)", "auto"
     )
-    block_size: int = option("tokens in a KV block (default: the engine's)", open=True, ge=1)
+    block_size: int = option("tokens in a KV block (default: the engine's)", open=True, ge=1, le=1 << 20)
     gpu_memory_utilization: float | None = option(
         "fraction of HBM the engine may use (default: the engine's)", open=True, gt=0, le=1
     )
