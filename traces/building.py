@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from pagecast.traces.checks import Problem, find_disorder, find_problem
 from pagecast.traces.operations import sort as sort_trace
 from pagecast.traces.records import Record
-from pagecast.traces.schema import DEFAULTS, INTEGERS, SECONDS, Ints, Spans, Trace, starts, table
+from pagecast.traces.schema import DEFAULTS, INTEGERS, MEASURED, SECONDS, Ints, Spans, Trace, starts, table
 from pagecast.traces.source import Source
 
 NO_REQUESTS = "no requests in it; a trace needs at least one"
@@ -136,7 +137,7 @@ class RequestRows:
         self._source = source
         self.lines = array("q")
         self._columns: dict[str, Any] = {
-            name: array("q") if name in INTEGERS else array("d") if name in SECONDS else []
+            name: array("q") if name in INTEGERS else array("d") if name in (*SECONDS, *MEASURED) else []
             for name in columns
         }
 
@@ -179,8 +180,18 @@ class RequestRows:
         }
         if not len(self):
             raise self._source.fail(NO_REQUESTS)
-        trace = Trace(trace_name(self._source), table(columns), spans, token_ids, tuple(notes))
+        columns, measured = apart(columns)
+        name = trace_name(self._source)
+        trace = Trace(name, table(columns), spans, token_ids, tuple(notes), measured=measured)
         return finish(self._source, trace, self.lines.__getitem__, sort=sort, time_field=time_field)
+
+
+def apart(columns: dict[str, Any]) -> tuple[dict[str, Any], pd.DataFrame | None]:
+    """The columns of a trace, and the latencies beside them; None where no request has one."""
+    latencies = {name: np.asarray(columns[name], np.float64) for name in MEASURED if name in columns}
+    known = any(np.isfinite(values).any() for values in latencies.values())
+    own = {name: column for name, column in columns.items() if name not in MEASURED}
+    return own, pd.DataFrame(latencies, columns=list(MEASURED)) if known else None
 
 
 def finish(

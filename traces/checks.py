@@ -57,6 +57,8 @@ def find_problem(trace: Trace) -> Problem | None:
         or _range(trace, "output_tokens", 1, MAX_TOKENS)
         or _range(trace, "output_content", -1)
         or _range(trace, "output_offset", 0)
+        or _max_tokens(trace)
+        or _range(trace, "warmup", 0)
         or _range(trace, "n", 1, MAX_SAMPLES)
         or _range(trace, "public_tokens", 0)
         or _public_tokens(trace)
@@ -83,6 +85,16 @@ def _range(trace: Trace, field: str, least: int, most: int = 1 << 62) -> Problem
     value = values[bad[0]]
     wrong = f"less than {least}" if value < least else f"more than {most:,}"
     return Problem(int(bad[0]), field, f"{value} is {wrong}; correct or remove the row")
+
+
+def _max_tokens(trace: Trace) -> Problem | None:
+    if "max_tokens" not in trace.requests:
+        return None
+    most, output = trace.integers("max_tokens"), trace.integers("output_tokens")
+    less = (most != 0) & (most < output)
+    row = int(np.argmax(less))
+    text = f"{most[row]} are less than the {output[row]} output_tokens; give at least as many, or 0"
+    return _range(trace, "max_tokens", 0, MAX_TOKENS) or _first(less, "max_tokens", text)
 
 
 def _public_tokens(trace: Trace) -> Problem | None:

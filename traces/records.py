@@ -87,6 +87,17 @@ class Record:
             return str(value)
         raise self.fail(field, f"{_show(value)} is no text")
 
+    def has(self, field: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.values.get(field) is not None
+
+    def part(self, field: str) -> Record:
+        """An object within the record."""
+        value = self.required(field)
+        if not isinstance(value, dict):
+            raise self.fail(field, "is no JSON object; correct or remove the line")
+        return Record(self._source, self.line, value, f"{self.prefix}{field}.")
+
     def items(self, field: str) -> list[Any]:
         """A list."""
         value = self.required(field)

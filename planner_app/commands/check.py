@@ -163,7 +163,7 @@ def _facts(file: CheckFile, trace: Trace, result: Result) -> dict[str, Any]:
         "model": scenario.model,
         "gpu": scenario.gpu,
         "tensor_parallel_size": scenario.tensor_parallel_size,
-        "profile": scenario.profile,
+        "engine": scenario.engine,
         "costs": result.summary["costs"],
         "expected_error": sentence(result.summary["expected_error"]),
     }
@@ -173,7 +173,7 @@ def _served(facts: dict[str, Any]) -> str:
     plural = "" if facts["requests"] == 1 else "s"
     return (
         f"{facts['trace']}: {facts['requests']:,} request{plural} on {facts['model']}, "
-        f"{facts['tensor_parallel_size']} x {facts['gpu']}, profile {facts['profile']}, "
+        f"{facts['tensor_parallel_size']} x {facts['gpu']}, {facts['engine']}, "
         f"costs {facts['costs']}"
     )
 

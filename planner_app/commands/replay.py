@@ -15,8 +15,7 @@ from pagecast.planner_app.commands.ignored_options import refuse_without_draws
 from pagecast.planner_app.commands.output import Reported
 from pagecast.planner_app.commands.replay_view import show
 from pagecast.planner_app.commands.scenario_options import (
-    ScenarioArguments,
-    TraceArgument,
+    WorkArguments,
     load,
 )
 from pagecast.planner_app.options import Options
@@ -49,8 +48,7 @@ class ReplayOptions(Options):
 
 @with_options
 def replay_command(
-    trace: TraceArgument,
-    arguments: ScenarioArguments,
+    arguments: WorkArguments,
     fleet: FleetOptions,
     drawn: Drawn,
     ask: ReplayOptions,
@@ -67,7 +65,7 @@ def replay_command(
         from pagecast.planner_app.reports import perfetto as perfetto_trace
 
         perfetto_trace.ready("--perfetto", ask.perfetto)
-    work, scenario = load(trace, arguments)
+    work, scenario = load(arguments)
     study = Study(work, scenario, scenario.seed, None if drawn.fixed_workload else resample)
     result: Result
     if fleet.any:
@@ -85,7 +83,10 @@ def replay_command(
             result = replay(
                 work, scenario, keep_steps=keep, out=ask.out, progress=update, kv_events=ask.kv_events
             )
-    summary = {**result.summary, "expected_error": sentence(result.summary["expected_error"])}
+    summary = {
+        **result.summary,
+        "expected_error": sentence(result.summary["expected_error"]),
+    }
     result = replace(result, summary=summary, notes=(*_unused(work, scenario), *result.notes))
     if ask.out is not None:
         _write_summary(ask.out, summary)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 from pagecast.planner_app import console
+from pagecast.sim.core.engines import DEFAULT_ENGINE
+from pagecast.sim.core.engines.registry import engine_texts
 from pagecast.sim.costs.calibration.choose import MEASURED, ROOFLINE
 from pagecast.sim.costs.calibration.file import all_shipped
 from pagecast.sim.costs.calibration.support import CALIBRATED, IMPOSSIBLE, Support, support
@@ -37,10 +39,11 @@ def support_command(
     ] = True,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
-    """Lists which step costs `--costs auto` takes for each model, GPU and engine.
+    """Lists which step costs `--costs auto` takes for each model, GPU and engine, and the engines' versions.
 
     C: calibrated, fitted to recordings of the set-up. M: measured, composed of operations that were measured
-    on the GPU. r: roofline, from published rates. -: the model can't be sharded so.
+    on the GPU. r: roofline, from published rates. -: the model can't be
+    sharded so, or its steps can't be timed.
     """
     models = [find_model(name) for name in model or known_models()]
     gpus = [find_gpu(name) for name in gpu or _measured_gpus()]
@@ -55,17 +58,19 @@ def support_command(
                     rows.append(support(target, shipped))
                     update(len(rows))
     if json:
-        console.print_json({"set_ups": [asdict(row) for row in rows]})
+        console.print_json({"set_ups": [asdict(row) for row in rows], "engines": engine_texts()})
         return
     for each in dict.fromkeys(row.engine for row in rows):
         _show(each, [row for row in rows if row.engine == each])
     console.out.print(
-        "C calibrated, M measured operations, r roofline, - can't be sharded so", highlight=False
+        "C calibrated, M measured operations, r roofline, - can't be sharded or timed so", highlight=False
     )
     for line in _half_widths(rows):
         console.out.print(line, soft_wrap=True, highlight=False)
     for reason in _reasons(rows):
         console.out.print(f"r: {reason}", soft_wrap=True, highlight=False)
+    engines = ", ".join(f"{text} (default)" if text == DEFAULT_ENGINE else text for text in engine_texts())
+    console.out.print(f"rules and defaults (--engine): {engines}", soft_wrap=True, highlight=False)
 
 
 def _measured_gpus() -> list[str]:

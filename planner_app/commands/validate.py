@@ -29,6 +29,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay.replicates import STEP_TIMES
 from pagecast.sim.runs.bench_results import BenchResults, is_results, read_results
 from pagecast.sim.runs.block_count import block_count
+from pagecast.sim.runs.engine_rules import rules_of_run
 from pagecast.sim.runs.forecast import REPLICATES, Forecast, forecast, forecast_results
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import compare_decisions
@@ -141,7 +142,7 @@ def validate_command(
         refuse_options(ask, reason, beyond=Costed)
         refuse_options(of_run, reason, beyond=Profiled)
         refuse_options(output, reason, beyond=Output)
-        _decisions(RecordedRun.load(run), of_run.profile or "vllm", output.json_only)
+        _decisions(RecordedRun.load(run), of_run.profile, output.json_only)
         return
     if of_run.profile is not None:
         raise BadInput("--profile needs --costs recorded: a forecast follows the rules of the run's engine")
@@ -185,8 +186,9 @@ def _results(results: BenchResults, scenario: Scenario, ask: ForecastOptions, ou
     _fail_beyond(ask.max_error, outcome)
 
 
-def _decisions(run: RecordedRun, profile: str, json: bool) -> None:
-    comparison, blocks = compare_decisions(run, find_profile(profile)), block_count(run)
+def _decisions(run: RecordedRun, profile: str | None, json: bool) -> None:
+    rules = find_profile(profile) if profile else rules_of_run(run.meta)
+    comparison, blocks = compare_decisions(run, rules), block_count(run)
     if json:
         fields = {**asdict(comparison), "num_gpu_blocks": None if blocks is None else blocks.as_dict()}
         del fields["run"]

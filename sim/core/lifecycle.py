@@ -61,6 +61,7 @@ class Lifecycle:
         self.log = log
         self.requests: dict[str, Request] = {}
         self.preemptions = 0
+        self.clips_max_tokens = False  # those beyond the model's length are lowered, not refused
         self.drafter = drafter
         self.intake = intake
         self.swap = SwapSpace(limits.swap_blocks, limits.block_size) if limits.swap_blocks else None
@@ -81,6 +82,8 @@ class Lifecycle:
         if request.id in self.requests:
             raise ValueError(f"request {request.id} is live already; ids may repeat only after the end")
         reason = "" if prompt + output <= self._surely_fits else self._never_fits(request)
+        if not reason and request.max_tokens > output:
+            reason = self._bound_output(request)
         if not reason and self.intake is not None:
             reason = self.intake.refusal(request, self.running, self.queue)
         if reason:
@@ -93,6 +96,24 @@ class Lifecycle:
         self.requests[request.id] = request
         self.queue.add(request)
         return True
+
+    def _bound_output(self, request: Request) -> str:
+        """Lowers `max_tokens` to what can ever be held; why it is refused, where the engine does that."""
+        longest = self.limits.max_model_len
+        if longest is not None and request.most_tokens > longest and not self.clips_max_tokens:
+            return (
+                f"{request.prompt_tokens} prompt + {request.max_tokens} max_tokens exceed "
+                f"max_model_len {longest}"
+            )
+        request.max_tokens = max(min(request.max_tokens, self._most_output(request)), request.output_tokens)
+        return ""
+
+    def _most_output(self, request: Request) -> int:
+        """The longest output that a replica can hold beside a prompt."""
+        limits = self.limits
+        pool = limits.num_blocks // self.memory.crossing_blocks * limits.block_size
+        longest = pool if limits.max_model_len is None else min(pool, limits.max_model_len)
+        return longest - request.prompt_tokens
 
     def _never_refused(self) -> int:
         """The tokens of a request, prompt and output, up to which `_never_fits` has nothing to say."""

@@ -7,7 +7,6 @@ from typing import Any, Literal, Self
 
 from pagecast.sim.core.errors import BadInput, check_given_once
 from pagecast.sim.documents import field_problem
-from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.scenario import Scenario
 from pagecast.sim.yaml_documents import read_mapping, yaml_text
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -40,7 +39,7 @@ def _check_handover(members: list[tuple[str, Scenario]]) -> None:
         if scenario == first:
             continue
         pairs = {
-            "model": (find_model(first.model).name, find_model(scenario.model).name),
+            "model": (first.facts().name, scenario.facts().name),
             "kv_cache_dtype": (first.kv_cache_dtype, scenario.kv_cache_dtype),
         }
         if set(first.layout().windows) != set(scenario.layout().windows):

@@ -8,6 +8,7 @@ fraction, and what it leaves to the margin.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, fields
 from math import ceil
 from typing import Any, NamedTuple
@@ -113,6 +114,24 @@ class HbmBudget:
         if margin_bytes >= 0:
             return None
         return Note("out_of_memory", gpu=self.gpu, limit=self.limit, missing_gib=-margin_bytes / GIB)
+
+    def shortage(self, longest: int, max_num_batched_tokens: int) -> str:
+        """Why the KV cache holds no sequence of `longest` tokens, as vLLM says it; empty where it does."""
+        blocks = self.num_gpu_blocks + 1  # vLLM counts its null block
+
+        def needed(tokens: int) -> int:
+            return _blocks_of_longest(self.layout, max_num_batched_tokens, tokens)
+
+        if needed(longest) <= blocks:
+            return ""
+        fits = bisect_right(range(longest), blocks, key=needed) - 1
+        gib = needed(longest) * self.layout.block_bytes / GIB
+        return (
+            f"to serve at least one request with the model's max seq len ({longest}), {gib:.2f} GiB KV cache "
+            f"is needed, which is larger than the available KV cache memory ({self.kv_bytes / GIB:.2f} GiB, "
+            f"give or take {self.uncertain_blocks * self.layout.block_bytes / GIB:.2f} on a real start); the "
+            f"estimated maximum model length is {fits}: lower max_model_len, or raise gpu_memory_utilization"
+        )
 
     def sequences(self, tokens: int) -> int:
         """How many sequences of `tokens` each the KV cache holds at once."""
@@ -254,11 +273,17 @@ def _tokens(blocks: int, layout: BlockLayout, max_num_batched_tokens: int, max_m
     """
     if layout.plain:
         return blocks * layout.block_size
-    blocks_each = 0
-    for spec in layout.specs:
-        windowed = spec.most_blocks(max_num_batched_tokens, max_model_len)
-        blocks_each += windowed if spec.window else spec.blocks_of(max_model_len)
-    return blocks * max_model_len // blocks_each
+    return blocks * max_model_len // _blocks_of_longest(layout, max_num_batched_tokens, max_model_len)
+
+
+def _blocks_of_longest(layout: BlockLayout, max_num_batched_tokens: int, max_model_len: int) -> int:
+    """The blocks that a sequence of `max_model_len` tokens holds at most."""
+    return sum(
+        spec.most_blocks(max_num_batched_tokens, max_model_len)
+        if spec.window
+        else spec.blocks_of(max_model_len)
+        for spec in layout.specs
+    )
 
 
 def _limits(

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.note import Note
 from pagecast.sim.replay.served import Served
 from pagecast.sim.replica.spec import ReplicaSpec
@@ -65,7 +64,7 @@ def spec_notes(trace: Trace, spec: ReplicaSpec, table: pd.DataFrame) -> tuple[st
 
 
 def _too_long(scenario: Scenario, longest: int) -> Note | None:
-    most = find_model(scenario.model).max_position
+    most = scenario.facts().max_position
     if scenario.max_model_len is not None or not most or longest <= most:
         return None
     return Note("beyond_model_length", model=scenario.model, longest_tokens=longest, model_tokens=most)

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.note import Note
-from pagecast.sim.replay.clients import session_numbers
+from pagecast.traces.chains import session_numbers
 from pagecast.traces.operations import mix, select
 from pagecast.traces.recipe import another
 from pagecast.traces.schema import Trace, nominal_arrival_s

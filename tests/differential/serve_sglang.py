@@ -46,12 +46,14 @@ def limits_of(config: dict[str, Any]) -> Limits:
 class Server:
     """One specification being served. `every`: all invariants are checked each so many turns.
 
-    `keeps_tokens`: the token in flight of a request that loses its KV counts.
+    `keeps_tokens`: the token in flight of a request that loses its KV counts. `told`: the core is told where
+    outputs end, as in a replay, and `max_tokens` beside that.
     """
 
     keeps_tokens = False
 
-    def __init__(self, seed: int, spec: Spec, *, every: int = 0) -> None:
+    def __init__(self, seed: int, spec: Spec, *, every: int = 0, told: bool = False) -> None:
+        self.told = told
         self.seed = seed
         self.spec = spec
         self.rows = spec["requests"]
@@ -78,14 +80,16 @@ class Server:
         keys = BlockKeys.of_spans(
             self.scheduler.limits.block_size, [(a, b, c) for a, b, c in spans], generated, scope
         )
-        return Request(
+        request = Request(
             str(number),
             keys,
             row["input_tokens"],
-            row["output_tokens"],
+            row.get("stop_after", row["output_tokens"]) if self.told else row["output_tokens"],
             arrival_ns=row["arrival_us"] * 1000,
             index=number,
         )
+        request.max_tokens = row["output_tokens"]
+        return request
 
     def run(self) -> Decisions:
         """Serves every request to its end."""
@@ -167,7 +171,7 @@ class Server:
             produced = self._emitted(request, plan) + 1
             if self.first_us[request.index] < 0:
                 self.first_us[request.index] = self.now_us
-            if self.rows[request.index].get("stop_after") == produced:
+            if self.rows[request.index].get("stop_after") == produced and not self.told:
                 stopped.append(request.id)
         outcome = Outcome(stopped=tuple(stopped))
         self.ended += len(self.scheduler.commit(plan, outcome, self.now_us * 1000))

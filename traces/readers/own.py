@@ -9,8 +9,9 @@ Every column of the schema may stand in it (`traces/schema.py` says what each me
 `input_tokens` and `output_tokens` must, but `after` takes the place of `arrival_s`. A prompt is `spans`
 (lists of text, offset, length; here the second turn quotes the first one's output), or `block_ids` with
 `block_ids_tokens` (equal id = equal tokens; the prompt is their concatenation, cut to `input_tokens`), or
-`token_ids`; with none of them it is unique. A file uses one of the three. The first line of a generated
-trace may hold its recipe as `generated` (`traces/recipe.py`).
+`token_ids`; with none of them it is unique. A file uses one of the three. The first line of a generated trace
+may hold its recipe as `generated` (`traces/recipe.py`), and that of one whose clients hold requests back
+their limit: `"concurrency": {"most": 64}`.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from typing import Any
 
 import numpy as np
 from pagecast.traces.building import BlockSpans, RequestRows
+from pagecast.traces.head import Head
 from pagecast.traces.records import Record, records
 from pagecast.traces.schema import (
     COLUMNS,
+    CONCURRENCY,
     DEFAULTS,
     INTEGERS,
     RECIPE,
@@ -34,21 +37,29 @@ from pagecast.traces.schema import (
     Ints,
     Spans,
     Trace,
+    kept_concurrency,
     kept_recipe,
     starts,
 )
 from pagecast.traces.source import Source
 
 FORMS = ("spans", "block_ids", "token_ids")
+_MARKS = {"arrival_s", "after", "input_tokens", "output_tokens", *FORMS}
 _LEAST = {"input_tokens": 1, "output_tokens": 1, "output_offset": 0, "public_tokens": 0, "retry": 0}
+
+
+def recognise(head: Head) -> int:
+    """How many of the main fields a file has, where arrivals or prompts go by the names used here."""
+    found = _MARKS & (head.keys or set())
+    return len(found) if found & {"arrival_s", "after", *FORMS} and len(found) >= 2 else 0
 
 
 def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:
     """Reads the file. Raises BadInput for fields missing, mistyped, or at odds with each other."""
     names = list(REQUIRED)
     rows, prompts = RequestRows(source, names), _PromptRows()
-    recipe = None
-    seen_names = {*names, *FORMS, "block_ids_tokens", RECIPE}
+    recipe = concurrency = None
+    seen_names = {*names, *FORMS, "block_ids_tokens", RECIPE, CONCURRENCY}
     for record in records(source, limit):
         for name in record.values.keys() - seen_names:
             seen_names.add(name)
@@ -59,10 +70,16 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
         prompts.add(record, values[1])
         rows.add(record.line, *values)
         recipe = recipe or record.values.get(RECIPE)
-    ignored = sorted(seen_names - {*COLUMNS, *FORMS, "block_ids_tokens", RECIPE})
+        concurrency = concurrency or record.values.get(CONCURRENCY)
+    ignored = sorted(seen_names - {*COLUMNS, *FORMS, "block_ids_tokens", RECIPE, CONCURRENCY})
     notes = [f"fields that are not part of the schema are ignored: {', '.join(ignored)}"] if ignored else []
     trace = rows.finish(prompts.spans(), prompts.token_ids(), sort=sort, notes=notes)
-    return replace(trace, recipe=kept_recipe(recipe, limit, len(trace)), block_tokens=prompts.block_tokens())
+    return replace(
+        trace,
+        recipe=kept_recipe(recipe, limit, len(trace)),
+        block_tokens=prompts.block_tokens(),
+        concurrency=kept_concurrency(concurrency),
+    )
 
 
 def _value(record: Record, name: str) -> Any:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pagecast.traces.building import NO_REQUESTS, finish, trace_name
+from pagecast.traces.head import Head
+from pagecast.traces.readers.columns import of_rows
 from pagecast.traces.schema import (
     COLUMNS,
+    CONCURRENCY,
     INTEGERS,
     RECIPE,
     REQUIRED,
@@ -18,6 +23,7 @@ from pagecast.traces.schema import (
     Spans,
     Trace,
     dtype,
+    kept_concurrency,
     kept_recipe,
     table,
 )
@@ -29,9 +35,30 @@ METADATA_KEY = b"pagecast"
 MAGIC = b"PAR1"
 
 
-def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:
-    """Reads the file. Raises BadInput for a missing column, a wrong type or an empty value."""
-    data, ignored = _load(source, limit)
+def recognise(head: Head) -> int:
+    """1 for a file of parquet."""
+    return int(head.data.startswith(MAGIC))
+
+
+def read(
+    source: Source,
+    *,
+    limit: int | None = None,
+    sort: bool = False,
+    columns: Sequence[str] | None = None,
+) -> Trace:
+    """Reads the file. Raises BadInput for a missing column, a wrong type or an empty value.
+
+    A table without the schema's columns, or with `columns`, is read as `readers.columns` reads others.
+    """
+    data, ignored = _load(source, limit, other=bool(columns))
+    if columns or any(name not in data.column_names for name in REQUIRED):
+        return of_rows(source, data.column_names, data.to_pylist(), columns, None)
+    return _own(source, data, ignored, limit, sort)
+
+
+def _own(source: Source, data: pa.Table, ignored: list[str], limit: int | None, sort: bool) -> Trace:
+    """The trace of a table with the schema's columns."""
     columns = {name: _column(source, data, name) for name in COLUMNS if name in data.column_names}
     if not len(data):
         raise source.fail(NO_REQUESTS)
@@ -43,6 +70,7 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
     name = str(metadata.get("name") or trace_name(source))
     recipe = kept_recipe(metadata.get(RECIPE), limit, len(data))
     trace = Trace(name, table(columns), _spans(source, data), _ids(data), tuple(notes), recipe)
+    trace = replace(trace, concurrency=kept_concurrency(metadata.get(CONCURRENCY)))
     return finish(source, trace, None, sort=sort)
 
 
@@ -55,7 +83,8 @@ def _metadata(data: pa.Table) -> dict[str, Any]:
     return metadata if isinstance(metadata, dict) else {}
 
 
-def _load(source: Source, limit: int | None) -> tuple[pa.Table, list[str]]:
+def _load(source: Source, limit: int | None, other: bool) -> tuple[pa.Table, list[str]]:
+    """The schema's columns, or all where `other` ones are meant or needed ones are missing; those ignored."""
     with source.path.open("rb") as raw:
         if raw.read(4) != MAGIC:
             raise source.fail("packed parquet; unpack it first (parquet is compressed inside)")
@@ -70,10 +99,8 @@ def _load(source: Source, limit: int | None) -> tuple[pa.Table, list[str]]:
                     "raise the limit (pagecast trace convert --max-bytes) if it is no mistake"
                 )
             names = file.schema_arrow.names
-            for name in REQUIRED:
-                if name not in names:
-                    raise source.fail(f"column {name} is missing; the file has {', '.join(names)[:200]}")
-            data = file.read(columns=[name for name in names if name in schema_columns])
+            other |= any(name not in names for name in REQUIRED)
+            data = file.read(columns=[name for name in names if other or name in schema_columns])
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         problem = str(error).splitlines()[0][:120]
         raise source.fail(f"unreadable parquet ({problem}); write it again") from None

@@ -15,7 +15,6 @@ from urllib.parse import parse_qsl, urlencode
 from pagecast.planner_app.planner.prices import read_prices
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.gpus import gpu as find_gpu
-from pagecast.sim.machine.memory import DEFAULT_GPU_MEMORY_UTILIZATION
 from pagecast.sim.scenario import Scenario, value_type
 
 GENERATED, UPLOAD = "generated", "upload"
@@ -47,11 +46,7 @@ SPECULATION: dict[str, Value] = {
     "spec_drafts": 3,
     "spec_acceptance": 0.7,
 }
-# A slider shows a number where the scenario leaves the choice to the engine, or has no such tier.
-_SHOWN: dict[str, Value] = {
-    "gpu_memory_utilization": DEFAULT_GPU_MEMORY_UTILIZATION,
-    "kv_offloading_size": 0.0,
-}
+_SHOWN: dict[str, Value] = {"kv_offloading_size": 0.0}  # a slider shows 0 where there is no such tier
 
 
 def scenario_defaults(kind: type[Scenario] = Scenario) -> dict[str, Value]:
@@ -109,8 +104,6 @@ class PageView:
     def scenario(self) -> Scenario:
         """The scenario to replay. Errors: BadInput naming the field."""
         fields = {name: self[name] for name in SCENARIO}
-        if fields["num_gpu_blocks"] is not None:  # which replaces the memory budget
-            fields["gpu_memory_utilization"] = None
         fields["kv_offloading_size"] = fields["kv_offloading_size"] or None
         if self["spec_method"] != NO_SPECULATION:
             if fields["speculative_config"]:
@@ -222,8 +215,6 @@ def command(view: PageView, file: str = "", scenario_file: str = "") -> str:
 def _options(view: PageView) -> list[str]:
     words: list[str] = []
     scenario, names = view.scenario(), {"model", "gpu"}
-    if scenario.kv_tokens is not None or scenario.free_gpu_memory_fraction is not None:
-        names |= set(_SHOWN)  # an engine takes its default only where no limit is given
     options = scenario.flat()
     for name in SCENARIO:
         option, value = "--" + name.replace("_", "-"), options[name]

@@ -102,9 +102,10 @@ def tune_job(
 
 def hits_of(view: PageView, trace: Trace) -> Hits:
     """The hit-ratio curve of the trace at the view's block size."""
-    key = (*view.trace_key(), view["block_size"])
+    size = view.scenario().block_size
+    key = (*view.trace_key(), size)
     curve: Hits | None = _curves.get(key)
     if curve is None:
-        curve = hits(trace, (), view["block_size"])
+        curve = hits(trace, (), size)
         _curves.put(key, curve)
     return curve

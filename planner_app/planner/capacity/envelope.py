@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 from pagecast.planner_app.planner.slo import Latency, Slo
 from pagecast.sim.costs.step_costs import Batch, StepCosts
-from pagecast.sim.replay.clients import Chains
 from pagecast.sim.replica.windows import blocks_per_block
 from pagecast.sim.replica.workload import TraceWorkload
 from pagecast.sim.scenario import Scenario
+from pagecast.traces.chains import Chains
 from pagecast.traces.hits import hits
 from pagecast.traces.operations import select
 from pagecast.traces.schema import Trace

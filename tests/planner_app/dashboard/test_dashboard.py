@@ -73,7 +73,7 @@ def test_the_first_page_shows_the_bundled_trace_without_any_input(app):
 def test_a_slider_moves_the_figures_to_those_of_a_replay(app):
     test = app(**_SMALL)
     before = card_texts(test)
-    test.select_slider(key="block_size").set_value(256).run()
+    test.selectbox(key="block_size").set_value(256).run()
     after = card_texts(test)
     assert before != after
     expected = summary(PageView.of({**_SMALL, "block_size": 256}))
@@ -90,7 +90,7 @@ def test_the_url_gives_fields_that_are_empty_at_first(app):
     test = app(**_SMALL)
     assert test.number_input(key="kv_tokens").value is None
     assert test.selectbox(key="async_scheduling").value is None
-    test = app(**_SMALL, kv_tokens=20_000, async_scheduling="off")
+    test = app(**_SMALL, kv_tokens=20_000, async_scheduling="false")
     assert test.number_input(key="kv_tokens").value == 20_000
     assert test.selectbox(key="async_scheduling").value is False
     assert not test.exception and not test.error
@@ -106,10 +106,10 @@ def test_intervals_come_in_when_the_sliders_rest(app):
 
 def test_a_browser_that_draws_the_side_bar_late_is_told_the_same_defaults(app):
     test = app(**_SMALL)
-    slider, sizes = test.slider(key="rate").proto.default, test.select_slider(key="block_size").proto.default
+    slider, sizes = test.slider(key="rate").proto.default, test.selectbox(key="block_size").proto.default
     test.run()
     assert test.slider(key="rate").proto.default == slider == [1.0]
-    assert test.select_slider(key="block_size").proto.default == sizes
+    assert test.selectbox(key="block_size").proto.default == sizes
 
 
 def test_a_broken_slo_and_a_kept_one_are_told_apart_by_words(app):
@@ -161,7 +161,7 @@ def test_changes_are_in_words_of_their_kind():
 _VIEWS = [
     {"trace": "chat", "rate": 2.0, "block_size": 32, "max_num_seqs": 64, "enable_prefix_caching": False},
     {"trace": GENERATED, "g_rate": 7.5, "g_cv": 2.0, "g_output": 50, "gpu": "A100 80GB", "seed": 5},
-    {"trace": GENERATED, "g_turns": 3, "g_system": 500, "rate": 1.5, "profile": "nano-vllm"},
+    {"trace": GENERATED, "g_turns": 3, "g_system": 500, "rate": 1.5, "engine": "nano-vllm"},
     {"trace": "chat", "free_gpu_memory_fraction": 0.95, "async_scheduling": False, "max_model_len": 6000},
     {"trace": "chat", "num_gpu_blocks": 900},
 ]
@@ -255,7 +255,7 @@ def test_an_unusable_pin_in_a_link_is_told_and_dropped(app):
 
 
 def test_equal_requests_make_equal_keys_and_others_do_not():
-    assert PageView.of({"block_size": 16}) == PageView()
+    assert PageView.of({"rate": 1.0}) == PageView()
     assert PageView.of({"slo": "ttft_p50<1s"}).key() == PageView().key()
     assert all(
         PageView.of({name: value}).key() != PageView().key()

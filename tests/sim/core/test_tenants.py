@@ -618,6 +618,6 @@ def test_what_a_load_brings_counts_below_the_ceiling() -> None:
 
 
 def test_rules_that_know_no_weights_of_tenants_say_so() -> None:
-    scenario = Scenario(tenants="a:weight=2", num_gpu_blocks=100, costs="roofline", profile="sglang")
+    scenario = Scenario(tenants="a:weight=2", num_gpu_blocks=100, costs="roofline", engine="sglang")
     with pytest.raises(BadInput, match=r"tenants may have ceilings \(blocks\) there, but no weights"):
         Scheduler(scenario.limits(), scenario.rules(scenario.step_costs()))

@@ -199,7 +199,7 @@ def test_unknown_settings_are_named():
         scheduler(NO_EVICT, 100, budget=8)
     with pytest.raises(BadInput, match="choose the policy fcfs"):
         scheduler(NO_EVICT, 100, policy="priority")
-    with pytest.raises(BadInput, match="context_chunking_policy is for the profiles of TensorRT-LLM"):
+    with pytest.raises(BadInput, match="context_chunking_policy is for TensorRT-LLM"):
         Scenario(context_chunking_policy="equal_progress").limits()
 
 
@@ -207,7 +207,7 @@ def test_unknown_settings_are_named():
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "overlap"])
 def test_stretches_are_the_same_as_single_steps(profile, ahead):
     trace = read("chat", limit=60)
-    scenario = Scenario(profile=profile, costs="roofline", num_gpu_blocks=600, async_scheduling=ahead)
+    scenario = Scenario(engine=profile, costs="roofline", num_gpu_blocks=600, async_scheduling=ahead)
     fast = replay(trace, scenario, check_every=10)
     slow = replay(trace, scenario, fast_forward=False)
     assert fast.requests.equals(slow.requests)

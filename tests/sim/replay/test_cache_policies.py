@@ -314,7 +314,7 @@ def test_a_rollout_that_no_old_block_comes_or_goes_after_is_told_right(
     assert rollout["old_blocks_gone_after_s"] == gone_after_s
 
 
-@pytest.mark.parametrize("fields", [{"model": "openai/gpt-oss-20b"}, {"profile": "sglang"}], ids=str)
+@pytest.mark.parametrize("fields", [{"model": "openai/gpt-oss-20b"}, {"engine": "sglang"}], ids=str)
 def test_evictions_by_tenant_that_nobody_counts_are_not_told(fields: dict[str, Any]) -> None:
     summary = replay(_of_tenants(100), Scenario(num_gpu_blocks=300, costs="roofline", **fields)).summary
     assert summary["evicted_blocks"] > 0

@@ -125,13 +125,13 @@ class GuaranteedNoEvict:
         self.static = static
 
     def fitting(self, step: Step, memory: Memory, queue: Queue) -> list[Candidate]:
-        """The generating requests, then prompts in order, until the first whose whole output does not fit."""
+        """The generating requests, then prompts in order, until one whose longest output is too long."""
         running = step.running
         chunked = running.chunked
         generating = [each for each in running.requests if each not in chunked]
         free = memory.free_blocks
         for request in generating:
-            free -= memory.missing(request, request.total_tokens)
+            free -= memory.missing(request, request.most_tokens)
         generating = sorted([each for each in generating if each.state is State.DECODE], key=arrival_order)
         fits = [Candidate(request) for request in generating]
         if self.static and len(running.requests) > len(chunked):
@@ -141,7 +141,7 @@ class GuaranteedNoEvict:
         waiting = Waiting(step, queue)
         for request in sorted([*chunked, *waiting.requests], key=arrival_order):
             if request in chunked:
-                blocks = memory.missing(request, request.total_tokens)
+                blocks = memory.missing(request, request.most_tokens)
                 if blocks > free:
                     break
                 free -= blocks
@@ -153,7 +153,7 @@ class GuaranteedNoEvict:
             if not self.static and contributed.awaits(request, hit):
                 queue.pass_over(request)
                 continue
-            blocks = -(-request.total_tokens // memory.block_size) * memory.crossing_blocks
+            blocks = -(-request.most_tokens // memory.block_size) * memory.crossing_blocks
             blocks += hit.idle - hit.blocks
             if blocks > free:
                 step.refuse(request, hit)
@@ -415,7 +415,7 @@ class FitsWhole:
     def refusal(self, request: Request, running: Running, queue: Queue) -> str:
         """Why a request may not join the queue; empty where it may."""
         limits = self._limits
-        blocks = -(-request.total_tokens // limits.block_size)
+        blocks = -(-request.most_tokens // limits.block_size)
         if blocks > limits.num_blocks:
             return f"needs {blocks} blocks of {limits.block_size} tokens; the pool has {limits.num_blocks}"
         if not self._settings.chunked_context and request.total_tokens - 1 > limits.max_num_batched_tokens:

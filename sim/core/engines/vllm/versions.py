@@ -1,7 +1,6 @@
 """vLLM's rules by version: what changed in its decisions since 0.24, and the version that changed it.
 
-Source: vllm/v1/core and vllm/config/vllm.py of the versions below. A version that is not listed
-is refused (`rules_of`).
+Source: vllm/v1/core and vllm/config/vllm.py of the versions below.
 """
 
 from __future__ import annotations
@@ -20,13 +19,15 @@ class VllmRules(DraftingRules, WindowRules):
     running pass skip the request that comes next. `goes_on_after_own_preemption`: a request that preempted
     itself does not end the running pass. `counts_running_adapters`: the adapters of all running requests
     count against `max_loras`, also of those that sit the step out. `passed_over_stay_ahead`: requests that
-    were passed over stay ahead of those preempted later.
+    were passed over stay ahead of those preempted later. `clips_max_tokens`: the server lowers a `max_tokens`
+    beyond the model's length (renderers/params.py); before, it refuses the request.
     """
 
     skips_after_idle_victim: bool = True
     goes_on_after_own_preemption: bool = False
     counts_running_adapters: bool = False
     passed_over_stay_ahead: bool = True
+    clips_max_tokens: bool = False
 
 
 OLDEST = VllmRules()
@@ -47,6 +48,7 @@ _CHANGES: tuple[tuple[str, dict[str, bool]], ...] = (
             "room_for_lookahead": True,
             "sees_whole_prompt": True,
             "names_ends": False,
+            "clips_max_tokens": True,
         },
     ),
 )
@@ -56,10 +58,8 @@ VERSIONS: tuple[str, ...] = tuple(version for version, _ in _CHANGES)
 
 
 def rules_of(version: str) -> VllmRules:
-    """The rules of a version, one of `VERSIONS`. Errors: ValueError."""
+    """The rules of a version, one of `VERSIONS`."""
     rules = VllmRules()
-    for name, changes in _CHANGES:
+    for _, changes in _CHANGES[: VERSIONS.index(version) + 1]:
         rules = replace(rules, **changes)
-        if name == version:
-            return rules
-    raise ValueError(f"vLLM {version} is not known; choose one of {', '.join(VERSIONS)}")
+    return rules
