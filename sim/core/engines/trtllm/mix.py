@@ -94,7 +94,7 @@ class GuaranteedNoEvict:
         self.static = static
 
     def fitting(self, step: Step, memory: Memory, queue: Queue) -> list[Candidate]:
-        """The generating requests, then prompts in order, until the first whose longest output is too long."""
+        """The generating requests, then prompts in order, until the longest output of one does not fit."""
         running = step.running
         decoding = sorted(running.decoders.requests, key=arrival)
         fits = [Candidate(request) for request in decoding]
