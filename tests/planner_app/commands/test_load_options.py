@@ -61,7 +61,7 @@ def test_a_curve_has_a_point_for_each_concurrency(more: tuple[object, ...], tmp_
     assert points[0]["output_tokens_per_s"] < points[1]["output_tokens_per_s"]
     assert points[0]["ttft_s"]["p99"] < points[1]["ttft_s"]["p99"]
     assert points[0]["output_tokens_per_s_per_user"] == pytest.approx(1 / points[0]["tpot_s"]["p50"])
-    assert "tokens/s per user" in report.read_text()
+    assert "Throughput against latency" in report.read_text()
     alone = body("replay", *MADE, *SERVER, *more, "--concurrency", 8)
     assert points[1]["ttft_s"] == alone["ttft_s"]
 
