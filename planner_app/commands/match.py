@@ -38,7 +38,7 @@ class MatchOptions(Options):
     )
     metrics: tuple[Path, ...] = Field(
         default=(),
-        description="metrics of the server: a dump of /metrics, two of them in order, or a range query's JSON",
+        description="metrics of the server: a range query's JSON, or dumps of /metrics in order of time",
     )
     seconds: float | None = Field(
         default=None, gt=0, description="from the first dump of metrics to the last"
@@ -63,9 +63,9 @@ class MatchOptions(Options):
 def match_command(arguments: ScenarioOnly, ask: MatchOptions, output: Output) -> None:
     """Sets a measurement beside its forecast, tells what explains the difference, and writes a calibration.
 
-    The scenario is that of the start script (--launch), of the start-up log (--log), or given by options. Each
-    explanation (host, kernels, tokens of a step, KV blocks, a warm cache, the client) is tried in the simulator.
-    The calibration is then one of the --costs of replay, plan, sweep and the dashboard.
+    The scenario is that of the start script (--launch), of the start-up log (--log), or given by options.
+    Each explanation (host, kernels, tokens of a step, KV blocks, a warm cache, the client) is tried in the
+    simulator. The calibration is then one of the --costs of replay, plan, sweep and the dashboard.
     """
     if ask.results is None and not ask.metrics:
         raise BadInput("give --results FILE of a benchmark, --metrics FILE of the server, or both")
@@ -117,8 +117,8 @@ def _with_server(
     rate = None if server is None else server.figures.get("hit_rate")
     if rate is None:
         text = (
-            "the results have no contents of prompts: the hit rate is unknown, and counted as 0; --metrics of the "
-            "server tell it"
+            "the results have no contents of prompts: the hit rate is unknown, and counted as 0; --metrics "
+            "of the server tell it"
         )
         return results, (text,)
     trace = with_hit_rate(results.trace, rate, block_tokens=scenario.block_size)
@@ -204,8 +204,8 @@ def _explanation(found: Match) -> list[str]:
     explained, best = found.explained, found.explained.best
     if best is None:
         return [
-            f"the difference ({explained.distance:.1%} a request) needs no explanation, or none that was tried "
-            "takes a fifth of it away"
+            f"the difference ({explained.distance:.1%} a request) needs no explanation, or none that was "
+            "tried takes a fifth of it away"
         ]
     taken = 1 - best.distance / explained.distance
     lines = [f"explained by: {best.words}; that takes {taken:.0%} of the difference away"]

@@ -10,9 +10,9 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.file import Calibration, all_shipped, load, own
 from pagecast.sim.costs.calibration.misfit import difference, misfit, misfits
+from pagecast.sim.costs.calibration.scaled import CorrectedCosts
 from pagecast.sim.costs.calibration.shape import CPU
 from pagecast.sim.costs.calibration.target import Target
-from pagecast.sim.costs.calibration.scaled import CorrectedCosts
 from pagecast.sim.costs.measured.corrections import MEASURED, Corrections, read_corrections
 from pagecast.sim.costs.measured.costs import MeasuredCosts
 from pagecast.sim.costs.measured.missing import NotMeasured

@@ -64,6 +64,11 @@ class CorrectedCosts(ScaledCosts):
         self.name, self.corrections = corrections.name, corrections
         self._added_ns = round(corrections.step_s * 1e9)
 
+    @property
+    def corrected_name(self) -> str:
+        """The costs that are corrected."""
+        return self._costs.name
+
     def corrected(self, corrections: Corrections) -> CorrectedCosts:
         """The same with other corrections."""
         return CorrectedCosts(self._costs, corrections)
