@@ -79,8 +79,7 @@ class CorrectedCosts(ScaledCosts):
 
     def decode_line(self, n: int) -> DecodeLine:
         """Device time of a pure decode step of `n` requests."""
-        line = super().decode_line(n)
-        return line._replace(base=max(line.base + self._added_ns * FEMTO, FEMTO))
+        return super().decode_line(n).longer(self._added_ns * FEMTO)
 
     def host_ns(self, requests: int) -> int:
         """CPU time a step adds when nothing overlaps it."""

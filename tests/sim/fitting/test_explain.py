@@ -82,7 +82,17 @@ def test_a_match_ends_close_and_its_calibration_is_taken_by_name(tmp_path, monke
     assert done[-1] > done[0]
     found.corrections.save(tmp_path / "mine.json")
     assert read_corrections(tmp_path / "mine.json") == found.corrections
-    costs = choose("mine", SETUP.target())
+    costs, plain = choose("mine", SETUP.target()), SETUP.step_costs()
     assert costs.name == "mine"
-    n_ns = costs.decode_line(4).ns(4000, 1000)
-    assert n_ns > SETUP.step_costs().decode_line(4).ns(4000, 1000) + 1_500_000
+    for longest in (1000, 9000):  # contexts that are even, and such as are not
+        more = costs.decode_line(4).ns(12_000, longest) - plain.decode_line(4).ns(12_000, longest)
+        assert more == pytest.approx(3_000_000, rel=0.3)
+
+
+def test_corrections_of_nothing_change_nothing() -> None:
+    plain = SETUP.step_costs()
+    same = corrected(plain, Corrections("", 0.0, 1.0, 1.0))
+    for longest in (1000, 9000):
+        assert same.decode_line(4).ns(12_000, longest, 50) == plain.decode_line(4).ns(12_000, longest, 50)
+    begun = [each.decode_line(4).steps_begun(12_000, 9000, 10**9, 200) for each in (same, plain)]
+    assert begun[0] == begun[1]
