@@ -15,6 +15,7 @@ from pagecast.planner_app.wording.accuracy import corrections_lines
 from pagecast.planner_app.wording.server_figures import figure, percent, title
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import own_folder
+from pagecast.sim.costs.measured.corrections import read_corrections
 from pagecast.sim.fitting.match import MATCHING, Match, match
 from pagecast.sim.runs.bench_results import BenchResults, read_results
 from pagecast.sim.runs.forecast import scenario_of
@@ -83,11 +84,12 @@ def match_command(arguments: ScenarioOnly, ask: MatchOptions, output: Output) ->
     results = read_results(ask.results, ask.client_ms, run=ask.run, columns=ask.column)
     results, more = _with_server(results, server, scenario)
     name = ask.name or (ask.out.stem if ask.out is not None else results.name)
+    where = _place(ask.out or own_folder() / f"{name}.json")
     with console.progress("replays", MATCHING) as update:
         found = match(
             results, scenario, name, measured=_of_server(server, scenario, arguments), progress=update
         )
-    where = found.corrections.save(ask.out or own_folder() / f"{name}.json")
+    found.corrections.save(where)
     notes += more
     if output.json_only:
         console.print_json({**as_dict(found), "notes": list(notes), "file": str(where)})
@@ -97,6 +99,13 @@ def match_command(arguments: ScenarioOnly, ask: MatchOptions, output: Output) ->
     show(found)
     costs = ask.out or name
     console.out.print(f"written to {where}: --costs {costs} takes it", soft_wrap=True, markup=False)
+
+
+def _place(path: Path) -> Path:
+    """Where the calibration goes. Errors: BadInput where the file there is something else."""
+    if path.exists() and read_corrections(path) is None:
+        raise BadInput(f"{path}: is there, and no calibration of this kind; give another --name or --out")
+    return path
 
 
 def _scenario(ask: MatchOptions, arguments: GivenScenario) -> tuple[Scenario, tuple[str, ...]]:

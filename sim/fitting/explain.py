@@ -128,8 +128,8 @@ def explain(
         if found:
             distance, size = min(found)
             setup = cause.setup(size)
-            costs = setup.costs if setup.costs is not base.costs else None
-            words, corrections = cause.words(size), getattr(costs, "corrections", None)
+            changed = setup.costs if setup.costs is not base.costs else None
+            words, corrections = cause.words(size), getattr(changed, "corrections", None)
             tried.append(Explanation(cause.name, size, words, distance, setup, corrections))
     return Explained(start, tuple(sorted(tried, key=lambda one: one.distance)))
 
@@ -296,5 +296,5 @@ def _warm(results: BenchResults) -> BenchResults:
         trace.name, table({**columns, "arrival_s": np.concatenate([arrival, again])}), twice, ids, trace.notes
     )
     unknown = np.full(count, math.nan)
-    latencies = (np.concatenate([unknown, each]) for each in (results.ttft_s, results.e2e_s))
-    return replace(results, trace=doubled, **dict(zip(("ttft_s", "e2e_s"), latencies, strict=True)))
+    ttft, e2e = (np.concatenate([unknown, each]) for each in (results.ttft_s, results.e2e_s))
+    return replace(results, trace=doubled, ttft_s=ttft, e2e_s=e2e)

@@ -131,7 +131,7 @@ class Lengths:
         high = np.where(np.isinf(self.bounds[bucket]), 4 * np.maximum(low, 1), self.bounds[bucket])
 
         def lengths(power: float) -> Floats:
-            return np.maximum(low + (high - low) * within**power, 1.0)
+            return np.asarray(np.maximum(low + (high - low) * within**power, 1.0), np.float64)
 
         # Where in its bucket a length lies is unknown: so that the mean is right.
         few, many = -5.0, 5.0
