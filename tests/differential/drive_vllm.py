@@ -150,7 +150,13 @@ class OrderedSet(dict[Any, None]):
             self.pop(value, None)
 
 
+def _set_ended(scheduler: Any, ids: Any) -> None:
+    scheduler.__dict__["ended"] = OrderedSet(ids)
+
+
 offloading_scheduler.set = OrderedSet  # type: ignore[attr-defined]
+# Since 0.26 the connector stores what requests that have ended left, in the order of this set.
+Scheduler.finished_req_ids = property(lambda scheduler: scheduler.__dict__["ended"], _set_ended)
 
 
 def ends_of(job: Any) -> Any:

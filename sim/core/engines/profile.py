@@ -158,6 +158,10 @@ class Profile:
         """The host tier; None where there is none."""
         return None
 
+    def holding_order(self, limits: Limits) -> Order | None:
+        """The order of waiting requests that hold blocks, where they come before all others."""
+        return None
+
     def _memory(self, limits: Limits, log: EventLog, running: Running) -> KvMemory:
         eviction = self.eviction(limits)
         ledger = eviction.ledger
@@ -190,13 +194,13 @@ class Profile:
         return Lifecycle(
             limits,
             memory,
-            Queue(self.order(limits), memory),
+            Queue(self.order(limits), memory, self.holding_order(limits)),
             running,
             log,
             drafter,
             self.offloading(limits, memory, running, log),
             None if self.intake is None else self.intake(limits),
-            publishes_output=self.drafting.publishes_output,
+            drafting=self.drafting,
         )
 
     def key_lookahead(self, limits: Limits, *, recomputes_block: bool) -> int:

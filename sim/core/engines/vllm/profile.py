@@ -9,7 +9,6 @@ from pagecast.sim.core.drafter import Drafter
 from pagecast.sim.core.engines.profile import Profile, queue_order
 from pagecast.sim.core.engines.vllm.hybrid import VllmHybridMix
 from pagecast.sim.core.engines.vllm.mix import VllmMix
-from pagecast.sim.core.engines.vllm.offloading import VllmHybridOffloadingMix, VllmOffloadingMix
 from pagecast.sim.core.engines.vllm.versions import OLDEST, VllmRules, rules_of
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.limits import Limits
@@ -55,14 +54,12 @@ class VllmProfile(Profile):
     rules: VllmRules = OLDEST
 
     def mix(self, limits: Limits) -> Mix:
-        """The step for layers that all keep every token, with or without a host tier."""
-        kind = VllmMix if limits.host is None else VllmOffloadingMix
-        return kind(self.admission(limits), self.victim(limits), self.rules)
+        """The step for layers that all keep every token."""
+        return VllmMix(self.admission(limits), self.victim(limits), self.rules)
 
     def hybrid_mix(self, limits: Limits, memory: HybridMemory) -> Mix:
-        """The step for layers that keep different tokens, with or without a host tier."""
-        kind = VllmHybridMix if limits.host is None else VllmHybridOffloadingMix
-        return kind(self.admission(limits), self.victim(limits), self.rules, memory)
+        """The step for layers that keep different tokens."""
+        return VllmHybridMix(self.admission(limits), self.victim(limits), self.rules, memory)
 
     def with_rules(self, admission: MakeAdmission, victim: MakeVictim) -> Self:
         """The profile with another admission and preemption."""
@@ -84,6 +81,10 @@ class VllmProfile(Profile):
         step = Step(lifecycle, memory, drafter, self.drafting)
         return Parts(lifecycle, step, self.hybrid_mix(limits, memory), HybridStride(lifecycle, memory, step))
 
+    def holding_order(self, limits: Limits) -> Order | None:
+        """The order of requests that wait for a load, where they come before all others."""
+        return None if self.rules.passed_over_stay_ahead or limits.host is None else self.order(limits)
+
     def offloading(
         self, limits: Limits, memory: OffloadableMemory, running: Running, log: EventLog
     ) -> Offloading | None:
@@ -91,7 +92,11 @@ class VllmProfile(Profile):
         if limits.host is None:
             return None
         kind = TieredOffloading if limits.host.disk else Offloading
-        return kind(limits.host, limits, memory, running, log, drops_last=memory.recomputes_block)
+        hit_ends = None
+        if self.rules.keeps_boundaries and limits.groups:
+            assert isinstance(memory, HybridMemory)
+            hit_ends = memory.hit_ends
+        return kind(limits.host, limits, memory, running, log, self.rules, hit_ends)
 
 
 VLLM = VllmProfile(
