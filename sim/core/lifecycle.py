@@ -311,11 +311,7 @@ class Lifecycle:
             computed = min(computed, request.known_tokens)
             request.drafts = 0
         elif request.state is not State.PREFILL:
-            # Publish what its turns have published by now. With a decode in flight that is one token less
-            # than `computed`: the token was not known when its step was planned, and the next turn, which
-            # would publish its block, does not come. A request served in this step has had that turn.
-            late = not had_turn and self.limits.pipeline_depth > 0 and self._flies(request)
-            self.memory.publish(request, computed - late)
+            self._publish_turns(request, computed, had_turn=had_turn)
             if running.at_commit:
                 self.memory.withdraw(request, computed)
         running.remove(request)
@@ -334,6 +330,16 @@ class Lifecycle:
         self._give_back(request)
         request.state = State.WAITING
         self.queue.put_back(request)
+
+    def _publish_turns(self, request: Request, computed: int, *, had_turn: bool) -> None:
+        """Publishes what the turns of a decoding request have published by now, of `computed` tokens.
+
+        With a decode in flight that is one token less: the token was not known when its step was planned, and
+        the next turn, which would publish its block, does not come. A request served in this step has had
+        that turn.
+        """
+        late = not had_turn and self.limits.pipeline_depth > 0 and self._flies(request)
+        self.memory.publish(request, computed - late)
 
     def _flies(self, request: Request) -> bool:
         """Whether a decode of the request is in flight."""
@@ -462,15 +468,23 @@ class Lifecycle:
         request = self.requests.get(id)
         if request is None:
             return False
+        self._cancel(request, now, keeps_planned=self.running.keeps_planned)
+        return True
+
+    def _cancel(self, request: Request, now: int, *, keeps_planned: bool) -> None:
+        """`keeps_planned`: what plans in flight compute stays findable."""
+        running = self.running
+        computed = running.planned(request)
         if request.state is not State.LOADING and self.memory.holds(request):
-            committed = self.running.committed(request)
-            self.memory.publish(request, min(committed, self.running.findable(request)))
-            self.memory.withdraw(request, committed)
+            if not keeps_planned:
+                committed = running.committed(request)
+                self.memory.publish(request, min(committed, running.findable(request)))
+                self.memory.withdraw(request, committed)
+            elif self.drafter is None and request.state is not State.PREFILL:
+                self._publish_turns(request, computed, had_turn=False)
         request.output_tokens = max(self._emitted(request), 0)
-        computed = self.running.planned(request)
         self._leave(request)
         self._end(request, State.CANCELLED, EventKind.CANCELLED, now, computed)
-        return True
 
     def reject(self, request: Request, now: int) -> None:
         """Ends a request that waits and can never be admitted."""
@@ -494,7 +508,7 @@ class Lifecycle:
         failed = self._live(reasons)[::-1]
         for request in failed:
             request.reason = reasons[request.id]
-            self.cancel(request.id, now)
+            self._cancel(request, now, keeps_planned=False)
         return failed
 
     def _live(self, ids: Iterable[str]) -> list[Request]:

@@ -27,11 +27,18 @@ class Running:
     the plan that computes a generated token and the plan that may publish it: one at pipeline depth 1,
     since the token is not known when its step is planned, and one more where blocks are published by the
     commit (`at_commit`). `whole_prompts`: a prompt's blocks are published by the commit of its last chunk.
-    `left_out` are the decoding requests that the newest plan leaves out.
+    `keeps_planned`: what a plan in flight computes of a cancelled request stays findable. `left_out` are the
+    decoding requests that the newest plan leaves out.
     """
 
     def __init__(
-        self, block_size: int, *, pipeline_depth: int, at_commit: bool, whole_prompts: bool = False
+        self,
+        block_size: int,
+        *,
+        pipeline_depth: int,
+        at_commit: bool,
+        whole_prompts: bool = False,
+        keeps_planned: bool = False,
     ) -> None:
         self.requests: dict[Request, None] = {}
         self.chunked: dict[Request, None] = {}
@@ -44,6 +51,7 @@ class Running:
         self.tick = 0
         self.at_commit = at_commit
         self.whole_prompts = whole_prompts
+        self.keeps_planned = keeps_planned
         self.commit_lag = pipeline_depth + at_commit
 
     def knows(self, request: Request) -> bool:

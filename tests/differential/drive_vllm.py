@@ -630,6 +630,8 @@ class Engine:
             device, host = ends_of(job)
             self._digest_job("store", number, job, device, host)
         for event in self.host_events:
+            if getattr(event, "metadata_only", False):
+                continue  # since 0.33: a write that failed; what was never there is not told to have left
             for key in event.keys:
                 digests.host(key, not event.removed)
         self.host_events.clear()

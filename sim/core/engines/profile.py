@@ -63,7 +63,8 @@ class Profile:
 
     `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not
     already from its plan; nothing can speculate then. `publish_whole_prompts`: those of a prompt from the
-    commit of its last chunk. Three fields describe the engine to others: `whole_prompt` tells the invariant
+    commit of its last chunk. `keeps_planned`: what a plan in flight computes of a cancelled request stays
+    findable, as it is computed all the same; else it is withdrawn. Three fields describe the engine to others: `whole_prompt` tells the invariant
     checks that the mix takes the blocks of a whole prompt at admission, `pipelined` tells `Scenario` that the
     engine plans ahead unless told otherwise (`Limits.pipeline_depth` decides), and `numbered` that its blocks
     have numbers, and can be drawn. `drafting`: what is done otherwise where requests speculate.
@@ -80,6 +81,7 @@ class Profile:
     groups: MakeGroups = one_full_group
     publish_at_commit: bool = False
     publish_whole_prompts: bool = False
+    keeps_planned: bool = False
     whole_prompt: bool = False
     pipelined: bool = False
     offloads: bool = False
@@ -150,6 +152,7 @@ class Profile:
             pipeline_depth=limits.pipeline_depth,
             at_commit=self.publish_at_commit,
             whole_prompts=self.publish_whole_prompts,
+            keeps_planned=self.keeps_planned,
         )
 
     def offloading(

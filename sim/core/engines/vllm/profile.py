@@ -104,6 +104,7 @@ VLLM = VllmProfile(
     summary="chunked prefill in mixed batches, running requests first, preemption by recompute",
     version="0.24",
     option_names={"-tp": "tensor_parallel_size"},
+    keeps_planned=True,
     pipelined=True,
     offloads=True,
     hybrid=True,
