@@ -64,10 +64,11 @@ class Profile:
     `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not
     already from its plan; nothing can speculate then. `publish_whole_prompts`: those of a prompt from the
     commit of its last chunk. `keeps_planned`: what a plan in flight computes of a cancelled request stays
-    findable, as it is computed all the same; else it is withdrawn. Three fields describe the engine to others: `whole_prompt` tells the invariant
-    checks that the mix takes the blocks of a whole prompt at admission, `pipelined` tells `Scenario` that the
-    engine plans ahead unless told otherwise (`Limits.pipeline_depth` decides), and `numbered` that its blocks
-    have numbers, and can be drawn. `drafting`: what is done otherwise where requests speculate.
+    findable, as it is computed all the same; else it is withdrawn. Three fields describe the engine to
+    others: `whole_prompt` tells the invariant checks that the mix takes the blocks of a whole prompt at
+    admission, `pipelined` tells `Scenario` that the engine plans ahead unless told otherwise
+    (`Limits.pipeline_depth` decides), and `numbered` that its blocks have numbers, and can be drawn.
+    `drafting`: what is done otherwise where requests speculate.
     """
 
     name: str
