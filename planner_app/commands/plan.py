@@ -12,7 +12,7 @@ from pagecast.planner_app.commands.fleet_options import FleetOptions
 from pagecast.planner_app.commands.ignored_options import refuse_options, refuse_without_draws
 from pagecast.planner_app.commands.output import Explained, Output
 from pagecast.planner_app.commands.plan_view import show, show_answer
-from pagecast.planner_app.commands.scenario_options import ScenarioArguments, TraceArgument, load
+from pagecast.planner_app.commands.scenario_options import WorkArguments, load
 from pagecast.planner_app.planner.capacity.options import PlanOptions, Target
 from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.fleet.options import Emitted, SizeOptions
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from pagecast.traces.schema import Trace
 
 _MOST_FLEET_REQUESTS = 40_000
+_OF_CLIENTS = ("concurrency", "concurrency_ramp", "repeat_prompts", "warmup")
 
 
 @with_options
 def plan_command(
-    trace: TraceArgument,
-    arguments: ScenarioArguments,
+    arguments: WorkArguments,
     fleet: FleetOptions,
     sizing: SizeOptions,
     ask: PlanOptions,
@@ -60,11 +60,15 @@ def plan_command(
     else:
         refuse_options(sizing, "is for a fleet: give --router NAME as well", beyond=Emitted)
         refuse_without_draws(ask)
+        refuse_options(
+            {name.replace("_", "-"): getattr(arguments.load, name) for name in _OF_CLIENTS},
+            "says how many requests are sent at a time, which plan looks for: leave it out",
+        )
     sizing.check()
     if output.report is not None:
         ready("--report", output.report)
     reach = partial(lasting_at, most_requests=_MOST_FLEET_REQUESTS) if for_fleet else at_rate
-    work, scenario = load(trace, arguments, reach=reach)
+    work, scenario = load(arguments, reach=reach)
     if for_fleet:
         from pagecast.planner_app.commands.fleet_plan import plan_fleet
 

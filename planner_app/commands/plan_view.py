@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.screen import show_block
+from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from pagecast.planner_app.wording.quantities import counted
 from rich.table import Table
 
@@ -36,9 +37,11 @@ def show_answer(result: CapacityPlan) -> None:
         lines += console.table_lines(_table(result))
     lines += [line for answer in result.answers.values() for line in _first_to_break(answer)]
     lines.append(
-        f"assumed: the rules of {scenario.profile}, step costs {result.costs}; "
-        f"step times within {result.step_times_percent:.0f}% (90%)"
+        f"assumed: {scenario.profile.label}, step costs {result.costs}; step times within "
+        f"{result.step_times_percent:.0f}% (90%)"
     )
+    if defaults := engine_defaults(scenario):
+        lines.append(defaults)
     notes = [note for note in (result.rejects, *result.notes) if note]
     took = f"{console.seconds(result.wall_s)}, {counted(result.replays, 'replay')}"
     show_block(lines, notes, took)
@@ -99,9 +102,11 @@ def show(result: CapacityPlan) -> None:
     scenario = result.scenario
     console.out.print(
         f"{result.trace}: {result.requests:,} requests on {scenario.model}, "
-        f"{scenario.tensor_parallel_size} x {scenario.gpu}, profile {scenario.profile}, costs {result.costs}",
+        f"{scenario.tensor_parallel_size} x {scenario.gpu}, {scenario.profile.label}, costs {result.costs}",
         soft_wrap=True,
     )
+    if defaults := engine_defaults(scenario):
+        console.out.print(defaults, soft_wrap=True)
     console.out.print(f"SLO: {result.slo.text}", soft_wrap=True)
     if result.rejects:
         console.out.print(result.rejects, soft_wrap=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pagecast.sim.core.decoders import admission_order
-from pagecast.sim.core.drafter import Drafter
+from pagecast.sim.core.decoders import admission_order, arrival_order
+from pagecast.sim.core.drafter import RESERVED, Drafter, DraftingRules
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.limits import Limits
@@ -52,7 +52,7 @@ class Lifecycle:
         offloading: Offloading | None = None,
         intake: Intake | None = None,
         *,
-        publishes_output: bool = False,
+        drafting: DraftingRules = RESERVED,
     ) -> None:
         self.limits = limits
         self.memory = memory
@@ -61,11 +61,15 @@ class Lifecycle:
         self.log = log
         self.requests: dict[str, Request] = {}
         self.preemptions = 0
+        self.clips_max_tokens = False  # those beyond the model's length are lowered, not refused
         self.drafter = drafter
         self.intake = intake
         self.swap = SwapSpace(limits.swap_blocks, limits.block_size) if limits.swap_blocks else None
         self.offloading = offloading
-        self._publishes_output = publishes_output or limits.pipeline_depth > 0  # where requests speculate
+        self._trims_computed = drafting.trims_computed
+        self._publishes_output = (
+            drafting.publishes_output or limits.pipeline_depth > 0
+        )  # where requests speculate
         self._admissions = 0
         self._surely_fits = self._never_refused()
         self._leaves = bool(limits.groups)  # blocks may leave a window
@@ -81,6 +85,8 @@ class Lifecycle:
         if request.id in self.requests:
             raise ValueError(f"request {request.id} is live already; ids may repeat only after the end")
         reason = "" if prompt + output <= self._surely_fits else self._never_fits(request)
+        if not reason and request.max_tokens > output:
+            reason = self._bound_output(request)
         if not reason and self.intake is not None:
             reason = self.intake.refusal(request, self.running, self.queue)
         if reason:
@@ -93,6 +99,24 @@ class Lifecycle:
         self.requests[request.id] = request
         self.queue.add(request)
         return True
+
+    def _bound_output(self, request: Request) -> str:
+        """Lowers `max_tokens` to what can ever be held; why it is refused, where the engine does that."""
+        longest = self.limits.max_model_len
+        if longest is not None and request.most_tokens > longest and not self.clips_max_tokens:
+            return (
+                f"{request.prompt_tokens} prompt + {request.max_tokens} max_tokens exceed "
+                f"max_model_len {longest}"
+            )
+        request.max_tokens = max(min(request.max_tokens, self._most_output(request)), request.output_tokens)
+        return ""
+
+    def _most_output(self, request: Request) -> int:
+        """The longest output that a replica can hold beside a prompt."""
+        limits = self.limits
+        pool = limits.num_blocks // self.memory.crossing_blocks * limits.block_size
+        longest = pool if limits.max_model_len is None else min(pool, limits.max_model_len)
+        return longest - request.prompt_tokens
 
     def _never_refused(self) -> int:
         """The tokens of a request, prompt and output, up to which `_never_fits` has nothing to say."""
@@ -163,7 +187,7 @@ class Lifecycle:
         if self.offloading.take_failed(request):
             request.last_external = 0
             if not request.computed_tokens:
-                self.offloading.end_holding(request)
+                # It goes on to count as one that holds blocks (as vLLM).
                 self.memory.release(request)
                 request.state = State.WAITING
                 return
@@ -307,12 +331,15 @@ class Lifecycle:
         if self.drafter is not None:
             computed = min(computed, request.known_tokens)
             request.drafts = 0
+        elif running.output_at_end:
+            # TensorRT-LLM keeps all blocks whose last token is known, even those of a prompt that are still
+            # to be computed.
+            known = request.known_tokens if request.state is State.PREFILL else computed + 1
+            self.memory.publish(request, known - 1 - self._yields(request))
+            if request.state is not State.PREFILL:
+                self.memory.withdraw(request, computed)
         elif request.state is not State.PREFILL:
-            # Publish what its turns have published by now. With a decode in flight that is one token less
-            # than `computed`: the token was not known when its step was planned, and the next turn, which
-            # would publish its block, does not come. A request served in this step has had that turn.
-            late = not had_turn and self.limits.pipeline_depth > 0 and self._flies(request)
-            self.memory.publish(request, computed - late)
+            self._publish_turns(request, computed, had_turn=had_turn)
             if running.at_commit:
                 self.memory.withdraw(request, computed)
         running.remove(request)
@@ -332,6 +359,20 @@ class Lifecycle:
         request.state = State.WAITING
         self.queue.put_back(request)
 
+    def _yields(self, request: Request) -> int:
+        """How many tokens of the request plans in flight yield."""
+        return sum([plan.yields_token(request) for plan in self.running.in_flight])
+
+    def _publish_turns(self, request: Request, computed: int, *, had_turn: bool) -> None:
+        """Publishes what the turns of a decoding request have published by now, of `computed` tokens.
+
+        With a decode in flight that is one token less: the token was not known when its step was planned, and
+        the next turn, which would publish its block, does not come. A request served in this step has had
+        that turn.
+        """
+        late = not had_turn and self.limits.pipeline_depth > 0 and self._flies(request)
+        self.memory.publish(request, computed - late)
+
     def _flies(self, request: Request) -> bool:
         """Whether a decode of the request is in flight."""
         return any(request in plan.decodes for plan in self.running.in_flight)
@@ -342,17 +383,24 @@ class Lifecycle:
         With a host tier nobody may get them while a plan in flight still writes to them, for a load is not
         ordered behind it: they are kept until the newest plan is committed (as vLLM's deferred frees).
         """
-        in_flight = self.running.in_flight
-        if in_flight and self.offloading is not None and self._is_computed(request):
-            self.offloading.keep(in_flight[-1].step, self.offloading.memory.detach(request))
+        if self.keeps_blocks_of(request):
+            assert self.offloading is not None
+            newest = self.running.in_flight[-1].step
+            self.offloading.keep(newest, self.offloading.memory.detach(request))
         else:
             self.memory.release(request)
 
-    def _end_offloaded(self, offloading: Offloading, request: Request) -> None:
+    def keeps_blocks_of(self, request: Request) -> bool:
+        """Whether a request's blocks would be kept, were it to give them back now."""
+        return self.offloading is not None and self._is_computed(request)
+
+    def _end_offloaded(self, offloading: Offloading, request: Request, computed: int | None) -> None:
         """Gives the blocks of a request that has ended back, those that left a window first (as vLLM)."""
         if self._leaves and self.memory.holds(request):
-            self.memory.leave(request, request.computed_tokens)
-        if offloading.ended(request):
+            in_flight = self.running.in_flight if self.limits.held_batches > 1 else ()
+            flying = [plan.tokens_of(request) for plan in in_flight]
+            self.memory.leave(request, request.computed_tokens - sum(flying))
+        if offloading.ended(request, computed):
             self._give_back(request)
 
     def _is_computed(self, request: Request) -> bool:
@@ -371,8 +419,9 @@ class Lifecycle:
         running = self.running
         if self.drafter is not None:
             return self._commit_drafts(self.drafter, plan.chunks, outcome, now)
-        if plan.chunks:
-            self._commit_chunks(plan.chunks, now)
+        chunks = plan.chunks
+        if chunks:
+            self._commit_chunks(chunks, now)
         finished = running.draining.pop(plan.step + plan.steps - 1, [])
         if outcome is not DONE and outcome.stopped:
             early = [request for request in self._live(outcome.stopped) if request not in finished]
@@ -380,8 +429,12 @@ class Lifecycle:
                 request.output_tokens = self._emitted(request)
             # Blocks become free in the order of admission, whatever it is that ends a request.
             finished = sorted([*finished, *early], key=admission_order)
+        if running.output_at_end:
+            finished.sort(key=arrival_order)
         for request in finished:
             self.finish(request, now)
+        if running.output_at_end and chunks:
+            self._publish_prompts(chunks)
         return finished
 
     def _commit_chunks(self, chunks: tuple[Chunk, ...], now: int) -> None:
@@ -391,13 +444,23 @@ class Lifecycle:
             last = chunk.last
             if (
                 running.at_commit
-                and (last or not running.whole_prompts)
+                and not running.output_at_end
                 and request.alive
                 and self.memory.holds(request)
             ):
                 self.memory.publish(request, chunk.start + chunk.tokens)
             if last and request.first_token_ns == NEVER:
                 request.first_token_ns = now
+
+    def _publish_prompts(self, chunks: tuple[Chunk, ...]) -> None:
+        """Makes prompts findable as TensorRT-LLM: with what is in flight, but for the last token."""
+        for chunk in chunks:
+            request = chunk.request
+            if request.alive and self.memory.holds(request):
+                end = chunk.start + chunk.tokens
+                if not chunk.last:
+                    end = max(end, min(request.computed_tokens, request.known_tokens - 1))
+                self.memory.publish(request, end)
 
     def _commit_drafts(
         self, drafter: Drafter, chunks: tuple[Chunk, ...], outcome: Outcome, now: int
@@ -420,12 +483,15 @@ class Lifecycle:
             accepted = accepted_of.get(request.id, chunk.drafts)
             request.in_flight_tokens -= 1 + chunk.drafts
             tokens = min(1 + accepted, ended_after.get(request.id, 1 + accepted))
-            request.known_tokens = min(request.known_tokens + tokens, request.total_tokens)
+            tokens = min(tokens, request.total_tokens - request.known_tokens)
+            request.known_tokens += tokens
             if request.id in stopped:
                 request.output_tokens = request.known_tokens - request.prompt_tokens
             runs = request.state is State.DECODE
             if runs:
                 request.computed_tokens -= chunk.drafts - accepted
+                if self._trims_computed:
+                    request.computed_tokens -= 1 + accepted - tokens
                 if self._publishes_output:
                     self.memory.publish(request, request.known_tokens - 1)
             if request.known_tokens == request.total_tokens:
@@ -449,26 +515,35 @@ class Lifecycle:
         request = self.requests.get(id)
         if request is None:
             return False
+        self._cancel(request, now, keeps_planned=self.running.keeps_planned)
+        return True
+
+    def _cancel(self, request: Request, now: int, *, keeps_planned: bool) -> None:
+        """`keeps_planned`: what plans in flight compute stays findable."""
+        running = self.running
+        computed = running.planned(request)
         if request.state is not State.LOADING and self.memory.holds(request):
-            committed = self.running.committed(request)
-            self.memory.publish(request, min(committed, self.running.findable(request)))
-            self.memory.withdraw(request, committed)
+            if not keeps_planned:
+                committed = running.committed(request)
+                self.memory.publish(request, min(committed, running.findable(request)))
+                self.memory.withdraw(request, committed)
+            elif self.drafter is None and request.state is not State.PREFILL:
+                self._publish_turns(request, computed, had_turn=False)
         request.output_tokens = max(self._emitted(request), 0)
         self._leave(request)
-        self._end(request, State.CANCELLED, EventKind.CANCELLED, now)
-        return True
+        self._end(request, State.CANCELLED, EventKind.CANCELLED, now, computed)
 
     def reject(self, request: Request, now: int) -> None:
         """Ends a request that waits and can never be admitted."""
         self._leave(request)
-        self._end(request, State.REJECTED, EventKind.REJECTED, now)
+        self._end(request, State.REJECTED, EventKind.REJECTED, now, 0)
 
     def _emitted(self, request: Request) -> int:
         """Output tokens that the plans committed so far have yielded."""
         emitted = self.running.emitted(request)
         if request.state is State.WAITING and not request.in_flight_tokens:
             # It was preempted, and counts the tokens of plans in flight as known.
-            emitted -= sum(plan.yields_token(request) for plan in self.running.in_flight)
+            emitted -= self._yields(request)
         return emitted
 
     def fail(self, outcome: Outcome, now: int) -> list[Request]:
@@ -480,7 +555,7 @@ class Lifecycle:
         failed = self._live(reasons)[::-1]
         for request in failed:
             request.reason = reasons[request.id]
-            self.cancel(request.id, now)
+            self._cancel(request, now, keeps_planned=False)
         return failed
 
     def _live(self, ids: Iterable[str]) -> list[Request]:
@@ -498,14 +573,17 @@ class Lifecycle:
         if running.draining:
             running.forget_end(request)
 
-    def _end(self, request: Request, state: State, kind: EventKind, now: int) -> None:
+    def _end(
+        self, request: Request, state: State, kind: EventKind, now: int, computed: int | None = None
+    ) -> None:
+        """`computed`: tokens that plans computed of a request that did not come to its end by itself."""
         request.finished_ns = now
         if self.swap is not None and request.swapped_tokens:
             self.swap.drop(request)
         if self.offloading is None:
             self.memory.release(request)
         else:
-            self._end_offloaded(self.offloading, request)
+            self._end_offloaded(self.offloading, request, computed)
         request.state = state
         request.parent = None
         del self.requests[request.id]

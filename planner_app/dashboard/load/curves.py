@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import PageView
+from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion
 from pagecast.planner_app.planner.capacity.options import PlanOptions
-from pagecast.planner_app.planner.capacity.planning import plan
 from pagecast.planner_app.planner.capacity.users import Load, LoadSize, requests_per_s, serve
 from pagecast.planner_app.planner.prices import usd_per_million_tokens
 from pagecast.planner_app.planner.slo import Slo
@@ -55,16 +55,15 @@ def curves(
     Loads are those of `pagecast plan`: a short trace is repeated, and only requests that come while the
     server is settled count. Columns: `gpu`, `load` (times the trace's own rate), `requests_per_s` (offered),
     `ttft_p50_s`, `ttft_p99_s`, `tpot_p99_s`, `output_tokens_per_s`, `goodput` (share of requests that keep
-    the SLO's bounds), `goodput_per_s` (such requests that end per second), `highest_per_s` (the highest rate
-    that keeps the SLO, by `pagecast plan`'s search; 0 where none does), `meets` (whether a load is at most
-    that), `costs`, `num_gpu_blocks`, and `reason` where a GPU cannot run the scenario
+    the SLO's bounds), `goodput_per_s` (such requests that end per second), `meets` (whether the SLO holds
+    and the server keeps up), `costs`, `num_gpu_blocks`, and `reason` where a GPU cannot run the scenario
     (all else is then missing). Errors: BadInput for an SLO that can't be read, or a trace without a rate.
     """
     level = Slo.parse(slo) if slo.strip() else None
     rate = requests_per_s(trace)
     rows = []
     for number, gpu in enumerate(gpus):
-        overloaded, most = False, None
+        overloaded = False
         for place, load in enumerate(loads, 1):
             if overloaded and load != 1.0:  # more load is worse still, and takes longest to replay
                 continue
@@ -72,9 +71,6 @@ def curves(
             try:
                 on_gpu = Scenario.make({**scenario.flat(), "gpu": gpu}, "scenario")
                 row |= _figures(trace, on_gpu, level, load)
-                if level is not None:
-                    most = _highest_per_s(trace, on_gpu, level) if most is None else most
-                    row |= {"highest_per_s": most, "meets": rate * load <= most}
             except BadInput as error:
                 row |= {"reason": str(error), "meets": False}
             overloaded |= row.get("goodput", 1.0) < OVERLOADED
@@ -100,13 +96,10 @@ def _figures(trace: Trace, scenario: Scenario, level: Slo | None, load: float) -
     if level is not None:
         figures["goodput"] = float(level.good(requests).mean())
         figures["goodput_per_s"] = float(level.good(endings).sum()) / max(replay.seconds, 1e-9)
+        figures["meets"] = (
+            CapacityQuestion(trace, scenario, PlanOptions(slo=level.text)).judge(offered_load, replay).holds
+        )
     return figures
-
-
-def _highest_per_s(trace: Trace, scenario: Scenario, level: Slo) -> float:
-    """The highest rate in requests per second that keeps the SLO for good."""
-    ask = PlanOptions(slo=level.text, kinds=("rate",), replicates=0, explain=False)
-    return plan(trace, scenario, ask).answers["rate"].value or 0.0
 
 
 def _percentile(requests: pd.DataFrame, name: str, percent: float) -> float:

@@ -173,7 +173,7 @@ class CapacityPlan:
             "requests_per_s": self.requests_per_s,
             "slo": self.slo.text,
             "costs": self.costs,
-            "scenario": self.scenario.flat(),
+            "scenario": self.scenario.resolved(),
             "envelope": self.envelope.to_dict(),
             **{kind: answer.to_dict() for kind, answer in self.answers.items()},
             "replicas": self.replicas.to_dict() if self.replicas else None,

@@ -39,8 +39,9 @@ from pagecast.planner_app.planner.served import rejected_for_load
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay import Result
-from pagecast.sim.replay.clients import Arrivals, Chains, ClosedLoop
+from pagecast.sim.replay.clients import Arrivals, ClosedLoop
 from pagecast.sim.scenario import Scenario
+from pagecast.traces.chains import Chains
 from pagecast.traces.operations import mix, scale, select
 from pagecast.traces.schema import Trace, nominal_arrival_s
 

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import TYPE_CHECKING
 
 import numpy as np
 from pagecast.planner_app.planner.capacity.tallies import Tally
 from pagecast.sim.core.request import Request
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay import Result
-from pagecast.sim.replay.clients import Arrivals, Chains, ClosedLoop
+from pagecast.sim.replay.clients import Arrivals, ClosedLoop
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.rejections import is_for_load
 from pagecast.sim.replay.served import alone, run
@@ -28,10 +27,8 @@ from pagecast.sim.replica.observer import Observer
 from pagecast.sim.replica.spec import ReplicaSpec
 from pagecast.sim.replica.workload import TraceWorkload
 from pagecast.sim.scenario import Scenario
+from pagecast.traces.chains import Chains
 from pagecast.traces.schema import Trace
-
-if TYPE_CHECKING:
-    pass
 
 _NS = 1e-9
 
