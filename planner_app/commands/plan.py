@@ -77,6 +77,8 @@ def plan_command(
         return
     result = _plan_replica(work, scenario, ask, many)
     _tell(result, output)
+    if not result.complete:
+        raise typer.Exit(130)
     if any(answer.value is None for answer in result.answers.values()):
         raise typer.Exit(1)
 
@@ -98,7 +100,7 @@ def _plan_replica(work: Trace, scenario: Scenario, ask: PlanOptions, many: Many)
     from pagecast.planner_app.planner.execution.executor import executor
 
     total = steps(2 if ask.think_time is None else 3, ask.replicates)
-    with executor(many) as run, console.progress("searches", total) as update:
+    with executor(many) as run, console.progress("replays", total) as update:
         return plan(work, scenario, ask, run=run, progress=update)
 
 

@@ -62,6 +62,7 @@ from pagecast.traces.schema import Trace, nominal_arrival_s
 
 _NEAR = 2  # steps of 1%: resolution of the highest rate
 SEARCH = 4  # replays of a search, about
+GOOD_REPLICATES = 20  # of which intervals are good enough to decide by
 Progress = Callable[[int], None]  # called with the number of searches and explanations done
 
 
@@ -124,7 +125,8 @@ class CapacityPlan:
 
     `requests_per_s` is the trace's own rate; None where it has none. `replicas` is None where no highest rate
     was asked for, or none was found. `cost` is None without a price. `rejected` counts the requests that are
-    rejected at any load. `step_times_percent`: half the width of the 90% interval of step times.
+    rejected at any load. `step_times_percent`: half the width of the 90% interval of step times. `complete`
+    is False where it was interrupted when the answers were known, but not their intervals and limits.
     """
 
     trace: str
@@ -141,6 +143,7 @@ class CapacityPlan:
     wall_s: float
     cost: PlanCost | None = None
     step_times_percent: float = 0.0
+    complete: bool = True
 
     @property
     def concurrency(self) -> Answer | None:
@@ -198,8 +201,9 @@ def plan(
     """Plans as the options say. The stages are those of the module's description.
 
     `run`: where replays run, by default in this process; the answer does not depend on it. `progress` may
-    raise to stop; `steps` gives its total. `draws`: what a replicate has anew, by default the scenario's
-    costs and, unless `ask.fixed_workload`, a workload like the trace's.
+    raise to stop; `steps` gives its total. An interrupt after the answers are known leaves out the rest.
+    `draws`: what a replicate has anew, by default the scenario's costs and, unless `ask.fixed_workload`, a
+    workload like the trace's.
 
     Errors: BadInput for a trace, scenario or option that can't be used, or where nothing can be served.
     """
@@ -215,12 +219,18 @@ def plan(
     fits = envelope(work, scenario, level, costs=draws.costs)
     tell = _Progress(progress)
     points = _points(question, kinds, fits, tell)
-    evidence = _evidence(question, points, run, tell)
+    complete, evidence = True, {kind: _Evidence() for kind in points}
+    try:
+        evidence |= _evidence(question, points, run, tell)
+    except KeyboardInterrupt:
+        complete = False
+        run.abandon()
     answers = {kind: _answer(question, kind, points[kind], evidence[kind]) for kind in kinds}
     tell.to(steps(len(kinds), ask.replicates))
     cost_model = question.costs_of(None)
     replicas_needed = _replicas(answers.get("rate"), ask.replicas_for or rate, scenario)
     texts = (
+        *([] if complete else ["interrupted: intervals and limits are left out"]),
         *notes,
         *_notes(trace, question, answers),
         *([replicas_needed.warning] if replicas_needed and replicas_needed.warning else []),
@@ -243,6 +253,7 @@ def plan(
         time.perf_counter() - started,
         _cost(usd_per_gpu_hour, scenario, replicas_needed, answers),
         half_width_percent(cost_model),
+        complete,
     )
 
 
@@ -522,9 +533,16 @@ def _notes(trace: Trace, question: CapacityQuestion, answers: dict[LoadKind, Ans
         sources += " and the workload" if draws.workload is not None else ""
         texts.append(
             f"90% intervals from {replicates} searches with {sources} drawn again. Their width may be off "
-            f"by a factor of {width_error(replicates):.2g}; --replicates 20 makes better ones"
+            f"by a factor of {width_error(replicates):.2g}; {_narrower(replicates)}"
         )
     return texts
+
+
+def _narrower(replicates: int) -> str:
+    """What makes intervals better, or narrower."""
+    if replicates < GOOD_REPLICATES:
+        return f"--replicates {GOOD_REPLICATES} makes better ones"
+    return "a calibration on your GPU and a longer trace make them narrower"
 
 
 def _most_together(trace: Trace) -> int:
