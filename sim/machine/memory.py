@@ -9,7 +9,7 @@ fraction, and what it leaves to the margin.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -45,6 +45,8 @@ _TABLE_ENTRY_BYTES = 4  # one block in a request's block table on the GPU
 _LEAST_BLOCKS = 2  # a usable one and the null block
 # Where a cache has no room but would have with these, they are named as what takes it.
 _USUAL_BLOCK_SIZE, _USUAL_BATCHED_TOKENS = 16, 8192
+_BEFORE_LOADING = ("CUDA context", "NCCL")  # items that are there before an engine loads weights
+_STATIC = ("weights", "libraries")  # items that SGLang's fraction is for, beside KV
 _MARGIN = "margin"  # the item that is left
 
 
@@ -146,8 +148,9 @@ class BudgetOptions:
     """The engine's options that its memory depends on.
 
     `moe_data_parallel_size`: ranks of `tensor_parallel_size` GPUs that share experts. Of the three limits the
-    lesser wins; with none given, `gpu_memory_utilization` is 0.9. `held_batches`: layers with a window hold
-    the tokens of so many steps beside it. `sequence_tokens`: the length of the
+    lesser wins; with none given, `gpu_memory_utilization` is 0.9. `static_fraction`: that is a fraction of
+    what is free before loading, for weights and KV alone (SGLang's `mem_fraction_static`). `held_batches`:
+    layers with a window hold the tokens of so many steps beside it. `sequence_tokens`: the length of the
     sequences that bytes per token are told for.
     """
 
@@ -163,6 +166,7 @@ class BudgetOptions:
     max_model_len: int | None = None
     kv_cache_dtype: str = "auto"
     disable_hybrid_kv_cache_manager: bool = False
+    static_fraction: bool = False
     enforce_eager: bool = False
     model_runner: str = "auto"
     sequence_tokens: int = 2048
@@ -323,7 +327,9 @@ def _limits(
     if utilization is None and fraction is None and kv_tokens is None:
         utilization = DEFAULT_GPU_MEMORY_UTILIZATION
     if utilization is not None:
-        budget = ceil(gpu.hbm_bytes * utilization)
+        before = sum(item.bytes for item in fixed if item.name in _BEFORE_LOADING)
+        whole = gpu.hbm_bytes - before if options.static_fraction else gpu.hbm_bytes
+        budget = ceil(whole * utilization)
         limits[f"gpu_memory_utilization {utilization:g}"] = budget - counted
         del limits["free memory"]  # vLLM counts only what lies inside its fraction
     if fraction is not None:
@@ -359,6 +365,8 @@ def _fixed_items(model: ModelFacts, gpu: Gpu, options: BudgetOptions) -> tuple[I
         Item("communication", ALL_REDUCE_BYTES if tp * dp > 1 else 0, "all-reduce and NCCL buffers"),
         Item("NCCL", NCCL_BYTES if tp * dp > 1 else 0, "its channels", counted=False),
     ]
+    if options.static_fraction:
+        items = [replace(item, counted=item.name in _STATIC) for item in items]
     return tuple(item for item in items if item.bytes)
 
 
