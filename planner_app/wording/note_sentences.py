@@ -74,8 +74,8 @@ def _measured(f: Mapping[str, Any]) -> str:
     if f["windowed"] and f["known"] is None:
         return " ".join((_windowed(f), *_no_calibration(f)))
     text = (
-        f"{_judged(f)} Near saturation, over PCIe, and with synchronous scheduling on a slower host it is more "
-        "(docs/measured-operations.md). Step costs composed of operations that NVIDIA measured with "
+        f"{_judged(f)} Near saturation, over PCIe, and with synchronous scheduling on a slower host it is "
+        "more (docs/measured-operations.md). Step costs composed of operations that NVIDIA measured with "
         f"{f['engine']} {f['engine_version']} on "
         f"{f['gpu']}; the model itself was not recorded."
     )
@@ -89,8 +89,8 @@ def _judged(f: Mapping[str, Any]) -> str:
         return f"Too few public runs are like it ({like}): its error is not known (docs/accuracy.md)."
     runs, tpot, ttft = f["known"]
     return (
-        f"Of {runs} public runs like it ({like}) that fitted nothing, nine in ten were within {tpot}% in mean "
-        f"TPOT and {ttft}% in mean TTFT (docs/accuracy.md)."
+        f"Of {runs} public runs like it ({like}) that fitted nothing, nine in ten were within {tpot}% in "
+        f"mean TPOT and {ttft}% in mean TTFT (docs/accuracy.md)."
     )
 
 
