@@ -37,9 +37,9 @@ class Known(NamedTuple):
 
 
 KNOWN: dict[Like, Known] = {
-    Like("trtllm", "dense", "Blackwell", "tensor parallel"): Known(9, 72, 52),
-    Like("trtllm", "dense", "Hopper", "tensor parallel"): Known(9, 54, 65),
-    Like("trtllm", "mixture of experts, windows", "Blackwell", "tensor parallel"): Known(9, 230, 154),
+    Like("trtllm", "dense", "Blackwell", "tensor parallel"): Known(9, 72, 106),
+    Like("trtllm", "dense", "Hopper", "tensor parallel"): Known(9, 54, 106),
+    Like("trtllm", "mixture of experts, windows", "Blackwell", "tensor parallel"): Known(9, 216, 387),
     Like("trtllm", "mixture of experts, windows", "Hopper", "tensor parallel"): Known(9, 43, 45),
     Like("vllm", "dense", "Blackwell", "tensor parallel"): Known(9, 31, 28),
     Like("vllm", "dense", "Hopper", "one GPU"): Known(12, 19, 17),
