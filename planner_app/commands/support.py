@@ -12,10 +12,11 @@ from pagecast.planner_app.commands.model_support import five_lines
 from pagecast.sim.core.engines import DEFAULT_ENGINE
 from pagecast.sim.core.engines.registry import engine_texts
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.calibration.choose import MEASURED, ROOFLINE
+from pagecast.sim.costs.calibration.choose import ROOFLINE
 from pagecast.sim.costs.calibration.file import all_shipped
 from pagecast.sim.costs.calibration.support import CALIBRATED, IMPOSSIBLE, Support, support
 from pagecast.sim.costs.calibration.target import Target
+from pagecast.sim.costs.measured.corrections import MEASURED
 from pagecast.sim.costs.measured.tables import paths
 from pagecast.sim.machine.gpus import GPUS
 from pagecast.sim.machine.gpus import gpu as find_gpu

@@ -24,6 +24,8 @@ NEEDED = {
     "memory": ["--model", "m", "--gpu", "g"],
     "trace convert": ["trace", "out.jsonl"],
     "trace generate": ["out.jsonl"],
+    "trace from-metrics": ["answer.json", "out.jsonl"],
+    "watch": ["http://localhost:8000"],
     "generate": ["text", "--model", "m"],
     "record": ["trace", "--model", "m", "--out", "folder"],
 }

@@ -1,50 +1,44 @@
-"""vLLM v1's waiting requests where KV is offloaded to host memory (OffloadingConnector).
+"""vLLM v1's way through its waiting requests in one step, with a host tier or without.
 
-A waiting request asks the host tier for what follows its prefix hit. It may be passed over, to ask again in
-the next step; or it is given blocks and stays in the queue, passed over, until its load has ended. Those
-behind it are admitted meanwhile. A load is begun only if it leaves free what others still need.
+In order, each is admitted, passed over, or ends the way: it can't be admitted now, nor can those behind it.
+Admission looks at the whole known sequence; only the first chunk's blocks are taken. Where layers keep
+different tokens, or requests speculate, these may not be free though the sequence is admitted.
 
-Source: vllm/v1/core/sched/scheduler.py, `Scheduler.schedule` (0.24).
+With a host tier (OffloadingConnector) a request asks it for what follows its prefix hit. It may be passed
+over, to ask again in the next step; or it is given blocks and stays in the queue, passed over, until its load
+has ended. A load is begun only if it leaves free what others still need.
+
+Source: vllm/v1/core/sched/scheduler.py, `Scheduler.schedule` (0.24 to 0.33).
 """
 
 from __future__ import annotations
 
-from pagecast.sim.core.engines.vllm.hybrid import VllmHybridMix
-from pagecast.sim.core.engines.vllm.mix import VllmMix, gates_of
 from pagecast.sim.core.engines.vllm.versions import VllmRules
+from pagecast.sim.core.group_spec import aligned_tokens
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart
 from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.rules.adapters import AdapterSlots
+from pagecast.sim.core.rules.candidates import Gate, TenantCeilings
 from pagecast.sim.core.rules.rules import Admission
 from pagecast.sim.core.step import Step
-
-
-class VllmOffloadingMix(VllmMix):
-    """`VllmMix` with a host tier."""
-
-    def _schedule_waiting(self, step: Step, memory: Memory, queue: Queue) -> None:
-        WaitingPass(step, queue, self.admission, self.rules).run()
-
-
-class VllmHybridOffloadingMix(VllmHybridMix):
-    """`VllmHybridMix` with a host tier."""
-
-    def _admit(self, step: Step, memory: Memory, queue: Queue) -> None:
-        WaitingPass(step, queue, self.admission, self.rules).run()
+from pagecast.sim.core.tiers.offloading import Offloading
 
 
 class WaitingPass:
-    """One step's way through the queue: each waiting request is admitted, passed over, or ends it."""
+    """One step's way through the queue, until the batch, the budget or the blocks are used up."""
 
-    def __init__(self, step: Step, queue: Queue, admission: Admission, rules: VllmRules) -> None:
-        assert step.offloading is not None
+    def __init__(
+        self, step: Step, memory: Memory, queue: Queue, admission: Admission, rules: VllmRules
+    ) -> None:
         self.step = step
+        self.memory = memory
         self.queue = queue
         self.admission = admission
+        self.rules = rules
         self.offloading = step.offloading
-        self.memory = step.offloading.memory
         self.budget = step.budget()
         self.aside: list[Request] = []
         # Whether an admission that the rule allows may still lack room now.
@@ -53,75 +47,93 @@ class WaitingPass:
         self._lasting = True  # whoever was passed over is, until a request comes or goes
 
     def run(self) -> None:
-        """Goes through the queue until the batch, the budget or the blocks are used up."""
+        """Goes through the queue."""
         queue = self.queue
         queue.blocked = queue.passed_over = queue.gated = False
         if not queue.size:
             return
         running = self.step.running.requests
+        most = self.step.limits.max_num_seqs
         while self.budget > 0:
             request = queue.first()
             if request is None:
                 queue.blocked = bool(self.aside) and self._lasting
                 break
-            if len(running) >= self.step.limits.max_num_seqs:
+            if len(running) >= most:
                 queue.blocked = True
                 break
-            if request.in_flight_tokens or not self._takes(request):
+            if not self._takes(request):
                 break
         if self.aside:
             queue.bring_back(self.aside)
             queue.gated = self._lasting
             if not self._lasting:
-                queue.passed_over = len(running) < self.step.limits.max_num_seqs
+                queue.passed_over = len(running) < most
 
     def _takes(self, request: Request) -> bool:
         """Admits a request or passes it over. False: it can't be admitted now, nor can those behind it."""
+        offloading = self.offloading
         if request.state is State.LOADING:
-            if request in self.offloading.loading:
-                self._pass_over(request)
-                return True
+            assert offloading is not None
+            if request in offloading.loading:
+                return self._pass_over(request)
             self.step.lifecycle.receive(request)
+        if request.in_flight_tokens:
+            # Preempted between steps: what its last step yields comes first.
+            return self.rules.passes_over_stale and self._pass_over(request)
         for gate in self._gates:
             if not gate.opens(request):
-                self._pass_over(request, lasting=gate.lasting)
-                return True
+                return self._pass_over(request, lasting=gate.lasting)
+        if offloading is None:
+            return self._admit(request, self.memory.find(request))
         if request.state is State.LOADING:
-            return self._go_on(request)
+            return self._go_on(offloading, request)
         hit = self.memory.find(request)
-        external = self.offloading.ask(request, hit.tokens)
+        external = offloading.ask(request, hit.tokens)
         if external is None:
-            self._pass_over(request)
-            return True
-        return self._load(request, hit, external) if external else self._admit(request, hit)
+            return self._pass_over(request)
+        return self._load(offloading, request, hit, external) if external else self._admit(request, hit)
 
-    def _pass_over(self, request: Request, *, lasting: bool = False) -> None:
+    def _pass_over(self, request: Request, *, lasting: bool = False) -> bool:
         self._lasting &= lasting
         self.queue.set_aside(request)
         self.aside.append(request)
+        return True
 
     def _refuse(self, request: Request, hit: Hit) -> bool:
         self.step.refuse(request, hit)
-        if not self.offloading.settled:
+        if self.offloading is not None and not self.offloading.settled:
             self.queue.blocked = False
         return False
 
-    def _load(self, request: Request, hit: Hit, external: int) -> bool:
+    def _load(self, offloading: Offloading, request: Request, hit: Hit, external: int) -> bool:
         step = self.step
         whole = hit._replace(tokens=hit.tokens + external)
-        room_tokens = whole.tokens if self.memory.recomputes_block else step.with_lookahead(whole.tokens)
+        alone = self.rules.loads_without_lookahead or self.memory.recomputes_block
+        room_tokens = whole.tokens if alone else step.with_lookahead(whole.tokens)
         # What a windowed group needs depends on where the load ends.
         refused = whole if step.limits.groups else hit
         if not self.admission.admits(step, self.memory, self.queue, request, whole):
             return self._refuse(request, refused)
-        reserved = self.offloading.reserved_blocks(step.limits.max_model_len)
-        if not self.memory.fits_now(request, whole, room_tokens, reserved):
+        if not self.memory.fits_now(request, whole, room_tokens, self._reserved_blocks(offloading)):
             return self._refuse(request, refused)
-        step.load(request, hit, external)
+        step.load(request, hit, external, room_tokens)
         for gate in self._gates:
             gate.hold(request)
-        self._pass_over(request)
-        return True
+        return self._pass_over(request)
+
+    def _reserved_blocks(self, offloading: Offloading) -> int:
+        """Blocks that a load leaves to others, and to its own drafts."""
+        limits = self.step.limits
+        drafts = self.step.draft_step if self.rules.reserves_drafts else 0
+        if not drafts:
+            return offloading.reserved_blocks(limits.max_model_len)
+        if self.rules.reserves_drafts == 1:
+            own = -(-drafts // (aligned_tokens(limits.groups) if limits.groups else limits.block_size))
+            return offloading.reserved_blocks(limits.max_model_len, beside=own) + own
+        sizes = [group.block_size for group in limits.groups] or [limits.block_size]
+        own = sum(-(-drafts // size) for size in sizes)
+        return offloading.reserved_blocks(limits.max_model_len, drafts=drafts) + own
 
     def _admit(self, request: Request, hit: Hit) -> bool:
         step = self.step
@@ -138,9 +150,9 @@ class WaitingPass:
         self._run(request, tokens, start)
         return True
 
-    def _go_on(self, request: Request) -> bool:
+    def _go_on(self, offloading: Offloading, request: Request) -> bool:
         """Admits a request that a load has brought tokens to; it holds their blocks."""
-        step, memory = self.step, self.memory
+        step, memory = self.step, offloading.memory
         limit = step.limits.max_model_len
         known_tokens = request.known_tokens if limit is None else min(request.known_tokens, limit)
         if memory.still_needed(request, known_tokens) > memory.free_blocks:
@@ -151,10 +163,7 @@ class WaitingPass:
         if not tokens:
             self.queue.passed_over = True
             return False
-        if (
-            memory.missing(request, step.with_lookahead(request.computed_tokens + tokens))
-            > memory.free_blocks
-        ):
+        if memory.missing(request, step.with_lookahead(done + tokens)) > memory.free_blocks:
             return self._wait()
         step.admit_loaded(request)
         self._run(request, tokens, NO_START)
@@ -172,3 +181,14 @@ class WaitingPass:
         for gate in self._gates:
             gate.enter(request)
         self.step.compute(request, tokens, start)
+
+
+def gates_of(step: Step, rules: VllmRules) -> list[Gate]:
+    """The adapters and the ceilings of tenants, where there are any."""
+    gates: list[Gate] = []
+    if step.limits.max_loras is not None:
+        computing = step.running.requests if rules.counts_running_adapters else step.computing()
+        gates.append(AdapterSlots(computing, step.limits.max_loras))
+    if step.limits.tenants is not None and step.limits.tenants.limited:
+        gates.append(TenantCeilings(step))
+    return gates
