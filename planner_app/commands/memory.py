@@ -30,6 +30,7 @@ def _options() -> list[inspect.Parameter]:
         field_option("model"),
         field_option("assume_dense"),
         field_option("gpu", required=True),
+        field_option("engine"),
         *start_options(),
     ]
     return [*own, *(field_option(name) for name in names)]

@@ -64,7 +64,7 @@ def watch_command(
     """Shows what a server serves, beside what its scenario forecasts for the same load.
 
     Its /metrics are read, and nothing else is sent. The forecast replays a trace with the load of the last
-    --window seconds. Ends with Ctrl-C, after --times tables, or with exit code 3 where the server is gone.
+    --window seconds. Ends with Ctrl-C, after --times tables, or with exit code 2 where the server is gone.
     """
     place = metrics_address(url)
     scenario, notes = started(arguments)
@@ -116,7 +116,7 @@ def _looks(place: str, ask: WatchOptions) -> Iterator[list[Scrape]]:
 def _look(place: str) -> Scrape:
     """One answer of the server. Errors: BadInput where it does not answer, or with something else."""
     try:
-        with urlopen(Request(place, method="GET"), timeout=_TIMEOUT_S) as answer:  # noqa: S310 (http alone)
+        with urlopen(Request(place, method="GET"), timeout=_TIMEOUT_S) as answer:
             text = answer.read(_MOST_BYTES).decode("utf-8", errors="replace")
     except (URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pagecast.sim.scenario import Scenario
 
-_USUAL = {"enable_prefix_caching": True, "partial_reuse": "off"}  # told only where they are not so
+# Told only where they are not so.
+_USUAL = {"enable_prefix_caching": True, "partial_reuse": "off", "enable_chunked_prefill": True}
 
 
 def engine_defaults(scenario: Scenario) -> str:

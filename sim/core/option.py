@@ -82,11 +82,12 @@ def choice(about: str, kinds: Mapping[str, type]) -> Any:
     return field(default=next(iter(kinds.values()))(), metadata={"declared": Choice(kinds, about)})
 
 
-def chunked_prefill_option() -> Any:
-    """The option of all engines that can do without chunks."""
+def chunked_prefill_option(default: bool) -> Any:
+    """The option of all engines that can do without chunks; `default`: what this one does by itself."""
     return option(
-        "cut long prompts into chunks; sglang and trtllm can do without",
-        True,
+        "cut long prompts into chunks; sglang can do without, and trtllm does by default",
+        default,
+        open=True,
         flat="enable_chunked_prefill",
         otherwise="always cuts long prompts into chunks",
     )

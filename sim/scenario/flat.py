@@ -203,9 +203,10 @@ def texts(values: Mapping[str, Any]) -> dict[str, Value]:
 
 
 @_once
-def open_options(kind: type) -> tuple[str, ...]:
-    """The fields of `kind` itself that the engine decides where they are not given."""
-    return tuple(name for name, declared in _options(kind).items() if declared.open)
+def open_options(kind: type) -> dict[str, str]:
+    """The options of `kind` itself that the engine decides where they are not given, with their fields."""
+    options = ((one, it) for one, it in _declared(kind) if isinstance(it, Option))
+    return {_name(one, declared): one.name for one, declared in options if declared.open}
 
 
 @_once

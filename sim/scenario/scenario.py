@@ -242,8 +242,14 @@ class Scenario:
     @property
     def defaults(self) -> dict[str, Value]:
         """The engine's own values of open options that are not given, by flat name. Errors: BadInput."""
-        left = [name for name in open_options(type(self)) if name not in self.given]
-        return {name: getattr(self, name) for name in left if getattr(self, name) is not None}
+        owners = [owner for owner in (self, self.trtllm, self.sglang) if owner is not None]
+        left = {
+            name: getattr(owner, field)
+            for owner in owners
+            for name, field in open_options(type(owner)).items()
+            if name not in self.given
+        }
+        return {name: value for name, value in left.items() if value is not None}
 
     if not TYPE_CHECKING:  # else every misspelt attribute would be one
 
@@ -265,6 +271,11 @@ class Scenario:
             longest=facts.max_position,
             states=facts.recurrent is not None,
             latent=facts.attention.mla is not None,
+            weight_bytes=facts.weight_bytes(self.tensor_parallel_size),
+            token_bytes=facts.kv_bytes_of_sequence(
+                facts.max_position, self.kv_cache_dtype, self.tensor_parallel_size
+            )
+            / facts.max_position,
             chosen=self.flat(),
         )
         own = {"enable_prefix_caching": True, "partial_reuse": "off", **self.profile.defaults(deployment)}
@@ -331,9 +342,16 @@ class Scenario:
             return None
         from pagecast.sim.machine.memory import BudgetOptions, hbm_budget
 
-        budget = hbm_budget(self.facts(), self.card(), BudgetOptions.of(self, **more))
+        profile = self.profile
+        options = BudgetOptions.of(
+            self,
+            static_fraction=profile.static_fraction,
+            held_batches=profile.held_batches(int(self.pipelined)),
+            **more,
+        )
+        budget = hbm_budget(self.facts(), self.card(), options)
         if self.profile.holds_longest and self.kv_tokens is None:
-            shortage = budget.shortage(self.max_model_len, self.max_num_batched_tokens)
+            shortage = budget.shortage(self.max_model_len, options.held_tokens)
             if shortage:
                 raise BadInput(f"{self.profile.label} does not start: {shortage}")
         return budget

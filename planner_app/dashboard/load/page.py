@@ -33,7 +33,7 @@ MOST_GPUS = 4
 
 def render() -> None:
     """Draws the page."""
-    own, view = session(), session().view
+    own, view = session(), session().view.without(("concurrency",))  # whose clients have no rate
     trace = trace_for(own, view)
     if trace is None:
         show_progress("read", "reading the upload")

@@ -95,6 +95,23 @@ def _trace(own: Session) -> dict[str, Any]:
         format="%.1f ×",
         help="times as many arrivals per second as in the trace; think times stay",
     )
+    values |= _bound(
+        st.number_input,
+        "concurrency",
+        "Requests at a time, at most",
+        0,
+        MOST_REQUESTS,
+        help="as load tools send them: the next when one ends, whatever the trace's times; 0: at its times",
+    )
+    values |= _bound(
+        st.slider,
+        "max_tokens",
+        "max_tokens, × the output",
+        1.0,
+        16.0,
+        step=0.5,
+        help="most tokens that a request may generate: SGLang and TensorRT-LLM reserve memory for it",
+    )
     return values | _bound(
         st.number_input,
         "requests",

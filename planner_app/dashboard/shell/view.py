@@ -13,9 +13,11 @@ from math import isclose
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
+from pagecast.planner_app.planner.load_fields import make_load
 from pagecast.planner_app.planner.prices import priced, read_prices
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario, value_type
+from pagecast.traces.load import Load
 
 GENERATED, UPLOAD = "generated", "upload"
 AT_ONCE = 2000  # requests that are replayed while the page waits; more are a job
@@ -29,6 +31,8 @@ LOAD: dict[str, Value] = {
     "sort": False,
     "requests": AT_ONCE,
     "rate": 1.0,
+    "concurrency": 0,
+    "max_tokens": 1.0,
     "slo": "ttft_p99<2s,tpot_p99<50ms",
     "prices": "",
 }
@@ -100,7 +104,13 @@ class PageView:
             raise BadInput(f"requests is {self['requests']}; the dashboard takes 1 to {MOST_REQUESTS:,}")
         if not 0 < self["rate"] < float("inf"):
             raise BadInput(f"rate is {self['rate']}; it must be above 0")
+        self.load()
         self.scenario()
+
+    def load(self) -> Load:
+        """How the trace's requests are sent. Errors: BadInput."""
+        most = None if self["max_tokens"] == 1 else f"{_text(self['max_tokens'])}x"
+        return make_load({"concurrency": self["concurrency"] or None, "max_tokens": most}, "view")
 
     def scenario(self) -> Scenario:
         """The scenario to replay. Errors: BadInput naming the field."""
@@ -135,7 +145,9 @@ class PageView:
 
     def trace_key(self) -> tuple[Value, ...]:
         """The part of a view that its trace depends on: equal keys, equal traces."""
-        names = ["trace", "requests", "rate"]
+        names = ["trace", "requests", "rate", "concurrency", "max_tokens"]
+        if self.load().given():
+            names += ["seed"]
         if self["trace"] == GENERATED:
             names += [*GENERATOR, "seed"]
         if self["trace"] == UPLOAD:
@@ -234,6 +246,8 @@ def command(view: PageView, file: str = "", scenario_file: str = "") -> str:
     words = ["pagecast", "replay", trace, "--limit", str(view["requests"])]
     if view["rate"] != 1:
         words += ["--speedup", _text(view["rate"])]
+    for name, value in view.load().given().items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
     if view["trace"] == UPLOAD and view["sort"]:
         words.append("--sort")
     words += ["--scenario", scenario_file] if scenario_file else _options(view)

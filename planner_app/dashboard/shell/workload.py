@@ -40,18 +40,20 @@ def _build(view: PageView) -> Trace:
         if view["trace"] == GENERATED
         else read(f"sample:{view['trace']}", limit=view["requests"], seed=view["seed"])
     )
-    return _at_rate(view, trace)
+    return _sent(view, trace)
 
 
 def keep(view: PageView, trace: Trace) -> Trace:
-    """Notes the trace that was read for a view, at the view's rate."""
-    trace = _at_rate(view, trace)
+    """Notes the trace that was read for a view, sent as the view says."""
+    trace = _sent(view, trace)
     traces.put(view.trace_key(), trace)
     return trace
 
 
-def _at_rate(view: PageView, trace: Trace) -> Trace:
-    return trace if view["rate"] == 1 else scale(trace, view["rate"])
+def _sent(view: PageView, trace: Trace) -> Trace:
+    """The trace at the view's rate, sent as its load says."""
+    faster = trace if view["rate"] == 1 else scale(trace, view["rate"])
+    return view.load().sent(faster, view["seed"])
 
 
 def generated(view: PageView) -> Trace:

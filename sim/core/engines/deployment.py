@@ -17,8 +17,8 @@ class Deployment:
 
     `gpu`, `memory_bytes`: the name and the usable memory of one GPU. `gpus`: how many a replica takes.
     `longest`: tokens of the longest sequence that the model is made for. `states`: some layers keep a state
-    instead of tokens (Mamba). `latent`: multi-head latent attention. `chosen`: options that were given, by
-    flat name.
+    instead of tokens (Mamba). `latent`: multi-head latent attention. `weight_bytes`, `token_bytes`: weights,
+    and the KV of a token, on one GPU. `chosen`: options that were given, by flat name.
     """
 
     gpu: str
@@ -27,12 +27,18 @@ class Deployment:
     longest: int
     states: bool = False
     latent: bool = False
+    weight_bytes: int = 0
+    token_bytes: float = 1.0
     chosen: Mapping[str, Any] = field(default_factory=dict)
 
     def given(self, name: str, default: int) -> int:
         """A whole number that was chosen, or the default."""
         value = self.chosen.get(name)
         return default if value is None else int(value)
+
+    def kv_tokens(self, fraction: float) -> int:
+        """Tokens of KV that fit beside the weights in a fraction of the memory."""
+        return int((self.memory_bytes * fraction - self.weight_bytes) / self.token_bytes)
 
     @property
     def hopper(self) -> bool:

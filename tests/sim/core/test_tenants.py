@@ -549,8 +549,8 @@ HOST = HostTierSpec(64, policy=RECOMPUTED)
 CEILINGS = {
     "host tier": (VLLM, {"host": HOST}),
     "nano-vllm": (PROFILES["nano-vllm"], {}),
-    "no evict": (PROFILES["trtllm-guaranteed-no-evict"], {"engine": TrtllmSettings()}),
-    "max utilization": (PROFILES["trtllm-max-utilization"], {"engine": TrtllmSettings()}),
+    "no evict": (PROFILES["trtllm-guaranteed-no-evict"], {"engine": TrtllmSettings(chunked_context=True)}),
+    "max utilization": (PROFILES["trtllm-max-utilization"], {"engine": TrtllmSettings(chunked_context=True)}),
     "sglang": (PROFILES["sglang"], {"engine": SglangSettings()}),
     "sglang, lpm": (PROFILES["sglang"], {"engine": SglangSettings(), "policy": "lpm", "pipeline_depth": 1}),
     "windows": (VLLM, {"groups": (GroupSpec(KvKind.FULL, SIZE), GroupSpec(KvKind.WINDOW, SIZE, 8))}),

@@ -21,7 +21,8 @@ from pagecast.traces.read import read
 NO_EVICT, MAX_UTILIZATION, STATIC = "trtllm-guaranteed-no-evict", "trtllm-max-utilization", "trtllm-static"
 ALL = (NO_EVICT, MAX_UTILIZATION, STATIC)
 TOKENS_PER_BLOCK = 10
-EQUAL = TrtllmSettings(chunking="equal_progress", unit=20)
+CHUNKS = TrtllmSettings(chunked_context=True)
+EQUAL = TrtllmSettings(chunked_context=True, chunking="equal_progress", unit=20)
 
 
 def request(number: int, prompt: int, output: int, text: int | None = None) -> Request:
@@ -31,6 +32,7 @@ def request(number: int, prompt: int, output: int, text: int | None = None) -> R
 
 
 def scheduler(profile: str, tokens: int, *, most: int = 2, budget: int = 1000, **more) -> Scheduler:
+    more = {"engine": CHUNKS, **more}
     limits = Limits(tokens // TOKENS_PER_BLOCK, TOKENS_PER_BLOCK, most, budget, **more)
     return Scheduler(limits, PROFILES[profile])
 

@@ -22,9 +22,7 @@ def at_once(requests: pd.DataFrame) -> int:
 
 
 def test_tensorrt_llm_reserves_blocks_for_max_tokens():
-    exact, longer = (
-        served(most, profile="trtllm-guaranteed-no-evict", max_num_seqs=64).requests for most in (None, "4x")
-    )
+    exact, longer = (served(most, engine="trtllm", max_num_seqs=64).requests for most in (None, "4x"))
     assert at_once(exact) == BLOCKS // ((PROMPT + OUTPUT) // 16) == 24
     assert at_once(longer) == BLOCKS // ((PROMPT + 4 * OUTPUT) // 16) == 15
     assert longer["finished_s"].max() > 1.2 * exact["finished_s"].max()
@@ -32,7 +30,7 @@ def test_tensorrt_llm_reserves_blocks_for_max_tokens():
 
 def test_sglang_reserves_a_part_of_max_tokens():
     exact, longer = (
-        served(most, profile="sglang", schedule_conservativeness=1.0, max_num_seqs=64).requests
+        served(most, engine="sglang", schedule_conservativeness=1.0, max_num_seqs=64).requests
         for most in (None, "4x")
     )
     assert at_once(longer) < 0.8 * at_once(exact)
@@ -40,7 +38,7 @@ def test_sglang_reserves_a_part_of_max_tokens():
 
 @pytest.mark.parametrize("profile", ["vllm", "trtllm-max-utilization"])
 def test_others_do_not_reserve(profile):
-    exact, longer = (served(most, profile=profile, max_num_seqs=64).requests for most in (None, "4x"))
+    exact, longer = (served(most, engine=profile, max_num_seqs=64).requests for most in (None, "4x"))
     pd.testing.assert_frame_equal(exact, longer)
 
 

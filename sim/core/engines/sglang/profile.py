@@ -76,5 +76,6 @@ SGLANG = SglangProfile(
     },
     publish_at_commit=True,
     pipelined=True,
+    static_fraction=True,
     numbered=False,
 )
