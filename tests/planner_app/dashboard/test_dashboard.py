@@ -357,7 +357,7 @@ def page(module: str, **parameters: object) -> AppTest:
 
 
 def test_the_compare_page_tabulates_pins_and_gives_the_command():
-    test = page("compare", requests=50, gpu="L40S", pin=["big?requests=50&gpu=H200"])
+    test = page("compare", requests=50, gpu="L4", max_model_len=8192, pin=["big?requests=50&gpu=H200"])
     assert not test.exception and not test.error
     frame = test.table[0].value
     assert list(frame.columns) == ["big (baseline)", "the side bar"]
