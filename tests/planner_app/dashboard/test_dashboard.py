@@ -81,7 +81,7 @@ def test_a_slider_moves_the_figures_to_those_of_a_replay(app):
 
 
 def test_the_url_gives_the_side_bar(app):
-    test = app(**_SMALL, gpu="L4", enable_prefix_caching="false")
+    test = app(**_SMALL, gpu="L4", max_model_len=16_384, enable_prefix_caching="false")
     assert test.selectbox(key="gpu").value == "L4"
     assert card_texts(test)["Prefix reuse"] == "0.0%"
 
@@ -135,12 +135,12 @@ def test_a_scenario_that_does_not_fit_is_one_line(app):
 
 
 def test_a_pin_is_compared_with_what_the_side_bar_shows(app):
-    test = app(**_SMALL, gpu="L4", pin=["one gpu?requests=60&gpu=H200"])
+    test = app(**_SMALL, gpu="L4", max_model_len=16_384, pin=["one gpu?requests=60&gpu=H200"])
     assert any(metric.delta for metric in test.metric)
 
 
 def test_the_table_gives_each_views_figures_and_changes():
-    views = {"a": PageView.of(_SMALL), "b": PageView.of({**_SMALL, "gpu": "L4"})}
+    views = {"a": PageView.of(_SMALL), "b": PageView.of({**_SMALL, "gpu": "L4", "max_model_len": 16_384})}
     results = {name: replay(workload.trace_of(view), view.scenario()) for name, view in views.items()}
     frame = table(results, views, "a")
     assert list(frame.columns) == ["a (baseline)", "b"]
@@ -357,7 +357,7 @@ def page(module: str, **parameters: object) -> AppTest:
 
 
 def test_the_compare_page_tabulates_pins_and_gives_the_command():
-    test = page("compare", requests=50, gpu="L4", pin=["big?requests=50&gpu=H200"])
+    test = page("compare", requests=50, gpu="L4", max_model_len=16_384, pin=["big?requests=50&gpu=H200"])
     assert not test.exception and not test.error
     frame = test.table[0].value
     assert list(frame.columns) == ["big (baseline)", "the side bar"]

@@ -27,7 +27,13 @@ SLO = "ttft_p99<2s,tpot_p99<50ms"
 
 @pytest.fixture(scope="module")
 def table():
-    return curves(read("chat", limit=60), Scenario(), ["H200", "L4"], SLO, loads=(0.5, 1.0, 8.0))
+    return curves(
+        read("chat", limit=60),
+        Scenario(max_model_len=16_384, max_num_batched_tokens=8192),
+        ["H200", "L4"],
+        SLO,
+        loads=(0.5, 1.0, 8.0),
+    )
 
 
 def test_ttft_grows_and_goodput_leaves_the_offered_load(table):
