@@ -35,6 +35,7 @@ class BlockSpans:
         self.block_tokens = block_tokens
         self._counts = array("q")
         self._ids = array("q")
+        self._names: dict[int, int] = {}  # of ids from the upper half on, in order of their first use
         self._rows: list[tuple[int, int, int]] = []  # content, input tokens, content of the rest
         self._done: list[tuple[Ints, Ints, Ints, Ints]] = []
 
@@ -75,14 +76,14 @@ class BlockSpans:
             self._flush()
 
     def _checked(self, record: Record, field: str, ids: list[Any]) -> array[int]:
-        try:
-            checked = array("q", ids)
-        except (TypeError, OverflowError):
-            raise record.fail(field, "holds something other than whole numbers below 2**63") from None
-        most = _MAX_TOKENS // self.block_tokens
-        if ids and not (min(checked) >= 0 and max(checked) < most):
-            raise record.fail(field, f"ids must lie between 0 and {most}")
-        return checked
+        """The ids, renamed where they are too large to be counted in tokens: hashes have 64 bits."""
+        if set(map(type, ids)) - {int} or (ids and not (min(ids) >= 0 and max(ids) < 1 << 64)):
+            raise record.fail(field, "holds something other than whole numbers from 0 to 2**64")
+        first = _MAX_TOKENS // self.block_tokens // 2
+        if ids and max(ids) >= first:
+            names = self._names
+            ids = [id if id < first else names.setdefault(id, first + len(names)) for id in ids]
+        return array("q", ids)
 
     def none(self) -> None:
         """A prompt of its own, shared by nobody."""

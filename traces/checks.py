@@ -10,12 +10,13 @@ import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.content import own_prompt
 from pagecast.sim.core.retention import Retention
-from pagecast.traces.schema import SECONDS, Ints, Spans, Trace
+from pagecast.traces.schema import NAMES, SECONDS, Ints, Spans, Trace
 from pagecast.traces.texts import draft_numbers, multimodal_items
 
 MAX_TOKENS = 1 << 40
 MAX_SAMPLES = 16_384  # of one request: each is a request of its own
 MAX_SECONDS = 1e11
+MAX_NAME = 1024  # characters
 _FIRST_PRIVATE = own_prompt(0)
 
 
@@ -67,6 +68,7 @@ def find_problem(trace: Trace) -> Problem | None:
         or _seconds(trace)
         or (None if trace.spans is None else _spans(trace, trace.spans))
         or _token_ids(trace)
+        or _names(trace)
         or _texts(trace)
         or _accepted_drafts(trace)
     )
@@ -162,6 +164,18 @@ def _token_ids(trace: Trace) -> Problem | None:
     if not lengths[row]:
         text = "missing; give the token ids of every prompt or of none"
     return _first(lengths != tokens, "token_ids", text)
+
+
+def _names(trace: Trace) -> Problem | None:
+    """The first name that no name is as long as: each request's keys are made with it."""
+    for field in NAMES:
+        if field in trace.requests:
+            length = trace.requests[field].str.len().fillna(0).to_numpy(np.int64)
+            if problem := _first(
+                length > MAX_NAME, field, f"a name of more than {MAX_NAME:,} characters; shorten it"
+            ):
+                return problem
+    return None
 
 
 _FORMS: dict[str, Callable[[str], object]] = {

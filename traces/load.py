@@ -144,9 +144,15 @@ class Load:
         if self.makes:
             name = next(name for name in MAKING if getattr(self, name) is not None)
             raise BadInput(f"{name} makes requests, and a trace has its own: leave {name} or the trace out")
-        if self.num_prompts is not None:
-            trace = select(trace, np.arange(min(self.num_prompts, len(trace))))
-        return self._sent(trace, seed) if self.given() else trace
+        if not self.given():
+            return trace
+        recipe = trace.recipe and {
+            "make": "sent",
+            "seed": seed,
+            "load": self.given(),
+            "of": dict(trace.recipe),
+        }
+        return replace(self._sent(trace, seed), recipe=recipe)
 
     # ---- requests
 
@@ -200,6 +206,8 @@ class Load:
     # ---- sending
 
     def _sent(self, trace: Trace, seed: int) -> Trace:
+        if not self.makes and self.num_prompts is not None:
+            trace = select(trace, np.arange(min(self.num_prompts, len(trace))))
         paced = self.request_rate is not None or self.ramp_up_strategy is not None
         if paced or self.concurrency is not None:
             trace = in_turn(trace)
@@ -214,7 +222,7 @@ class Load:
             trace = replace(trace, concurrency=Concurrency(self.concurrency, self.concurrency_ramp or 0.0))
         if self.warmup or (self.repeat_prompts or 1) > 1:
             trace = repeat(trace, self.repeat_prompts or 1, self.warmup or 0)
-        return replace(trace, recipe=None)
+        return trace
 
     def _pace(self) -> Pace:
         rate = self.ramp_up_start_rps or self.request_rate or inf

@@ -118,6 +118,10 @@ def _load(recipe: Recipe, seed: int) -> Trace:
     return Load.of(recipe["load"]).trace(seed)
 
 
+def _sent(recipe: Recipe, seed: int) -> Trace:
+    return Load.of(recipe["load"]).sent(play(recipe["of"], seed), seed)
+
+
 def _servegen(recipe: Mapping[str, Any], seed: int) -> Trace:
     return servegen(
         load_clients(Path(recipe["servegen"])),
@@ -128,4 +132,10 @@ def _servegen(recipe: Mapping[str, Any], seed: int) -> Trace:
     )
 
 
-_MAKERS = {"requests": _requests, "conversations": _conversations, "load": _load, "servegen": _servegen}
+_MAKERS = {
+    "requests": _requests,
+    "conversations": _conversations,
+    "load": _load,
+    "sent": _sent,
+    "servegen": _servegen,
+}

@@ -51,8 +51,8 @@ COLUMNS: dict[str, str] = {
     "output_tokens": "tokens generated, at least 1 (int64)",
     "max_tokens": "most tokens that the request may generate, for which engines reserve memory; 0: "
     "no more than output_tokens (int64, 0)",
-    "warmup": "sent before the measured requests, and left out of their figures; requests of a number "
-    "are sent when all of the next higher one have ended (int64, 0: measured)",
+    "warmup": "0: measured; else warm-up, which is in no figure of requests: those of a number are sent when "
+    "all of the next higher one have ended (int64, 0)",
     "n": "answers asked for; read as so many requests that share the prompt (int64, 1)",
     "priority": "lower is more urgent (int64, 0)",
     "session": "conversation the request belongs to (string, missing)",
@@ -94,21 +94,9 @@ INTEGERS = (
     "output_offset",
 )
 SECONDS = ("arrival_s", "gap_s", "cancel_after_s")
+NAMES = ("session", "model", "adapter", "tokenizer", "positional", "salt", "tenant", "namespace")
 MEASURED = ("ttft_s", "e2e_s")  # latencies that results of a benchmark have beside the requests
-TEXTS = (
-    "session",
-    "model",
-    "adapter",
-    "tokenizer",
-    "positional",
-    "salt",
-    "tenant",
-    "namespace",
-    "retention",
-    "multimodal",
-    "drafts",
-    "accepted_drafts",
-)
+TEXTS = (*NAMES, "retention", "multimodal", "drafts", "accepted_drafts")
 DEFAULTS: dict[str, Any] = {
     "max_tokens": 0,
     "warmup": 0,

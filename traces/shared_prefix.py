@@ -31,9 +31,8 @@ def with_hit_rate(trace: Trace, rate: float, *, block_tokens: int = 16, seed: in
     content, offset, length = (np.zeros(int(first[-1]), dtype=np.int64) for _ in range(3))
     content[first[1:] - 1], length[first[1:] - 1] = own, rest
     length[first[:-1][shared > 0]] = shared[shared > 0]
-    note = (
-        f"hit rate {rate:.1%}: all prompts begin with one text, for a hit rate does not tell what is shared"
-    )
+    how = "all prompts begin with one text, for a hit rate does not tell what is shared"
+    note = f"hit rate {rate:.1%}: {how if rate else 'no prompts share anything'}"
     kept = tuple(
         each for each in trace.notes if not each.startswith("the file tells lengths and no contents")
     )

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pagecast.traces.building import NO_REQUESTS, apart, finish, trace_name
 from pagecast.traces.schema import Floats, Ints, Trace, table
-from pagecast.traces.source import MIB, Source
+from pagecast.traces.source import HEAD_BYTES, MIB, Source
 from pyarrow import csv
 
 _DELIMITERS = (",", ";", "\t", "|")  # of those that are equally frequent the first
@@ -103,7 +103,9 @@ class TextTable:
         """Dates and times, with or without a zone (UTC), as seconds from the first. Errors: BadInput."""
         texts = self.texts(field)
         times = pd.to_datetime(pd.Series(texts), format="ISO8601", errors="coerce", utc=True)
-        bad = np.flatnonzero((times.isna() | (times < _FIRST) | (times > _LAST)).to_numpy())
+        # pandas takes "now" and "today" too: the answer would depend on the clock.
+        undated = ~pd.Series(texts).str.match(r"\s*\d").to_numpy(bool)
+        bad = np.flatnonzero((times.isna() | (times < _FIRST) | (times > _LAST)).to_numpy() | undated)
         if len(bad):
             problem = f"{texts[bad[0]][:40]!r} is no date and time from {_FIRST.year} to {_LAST.year}"
             raise self.fail(int(bad[0]), field, problem)
@@ -190,6 +192,10 @@ def read_table(
     Raises BadInput for a missing column, a row with more or fewer fields than the header, text that is
     not UTF-8, and no rows at all.
     """
+    if b"\n" not in source.head and len(source.head) >= HEAD_BYTES:
+        raise source.fail(
+            f"the first line is longer than {HEAD_BYTES // MIB} MiB; a header names few columns", 1
+        )
     names, delimiter = header(source.head)
     for name in required:
         if name not in names:

@@ -15,6 +15,7 @@ from pagecast.planner_app.wording.accuracy import corrections_lines
 from pagecast.planner_app.wording.server_figures import figure, percent, title
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import own_folder
+from pagecast.sim.costs.measured.corrections import read_corrections
 from pagecast.sim.fitting.match import MATCHING, Match, match
 from pagecast.sim.runs.bench_results import BenchResults, read_results
 from pagecast.sim.runs.forecast import scenario_of
@@ -38,7 +39,7 @@ class MatchOptions(Options):
     )
     metrics: tuple[Path, ...] = Field(
         default=(),
-        description="metrics of the server: a dump of /metrics, two of them in order, or a range query's JSON",
+        description="metrics of the server: a range query's JSON, or dumps of /metrics in order of time",
     )
     seconds: float | None = Field(
         default=None, gt=0, description="from the first dump of metrics to the last"
@@ -63,9 +64,9 @@ class MatchOptions(Options):
 def match_command(arguments: ScenarioOnly, ask: MatchOptions, output: Output) -> None:
     """Sets a measurement beside its forecast, tells what explains the difference, and writes a calibration.
 
-    The scenario is that of the start script (--launch), of the start-up log (--log), or given by options. Each
-    explanation (host, kernels, tokens of a step, KV blocks, a warm cache, the client) is tried in the simulator.
-    The calibration is then one of the --costs of replay, plan, sweep and the dashboard.
+    The scenario is that of the start script (--launch), of the start-up log (--log), or given by options.
+    Each explanation (host, kernels, tokens of a step, KV blocks, a warm cache, the client) is tried in the
+    simulator. The calibration is then one of the --costs of replay, plan, sweep and the dashboard.
     """
     if ask.results is None and not ask.metrics:
         raise BadInput("give --results FILE of a benchmark, --metrics FILE of the server, or both")
@@ -83,11 +84,12 @@ def match_command(arguments: ScenarioOnly, ask: MatchOptions, output: Output) ->
     results = read_results(ask.results, ask.client_ms, run=ask.run, columns=ask.column)
     results, more = _with_server(results, server, scenario)
     name = ask.name or (ask.out.stem if ask.out is not None else results.name)
+    where = _place(ask.out or own_folder() / f"{name}.json")
     with console.progress("replays", MATCHING) as update:
         found = match(
             results, scenario, name, measured=_of_server(server, scenario, arguments), progress=update
         )
-    where = found.corrections.save(ask.out or own_folder() / f"{name}.json")
+    found.corrections.save(where)
     notes += more
     if output.json_only:
         console.print_json({**as_dict(found), "notes": list(notes), "file": str(where)})
@@ -97,6 +99,13 @@ def match_command(arguments: ScenarioOnly, ask: MatchOptions, output: Output) ->
     show(found)
     costs = ask.out or name
     console.out.print(f"written to {where}: --costs {costs} takes it", soft_wrap=True, markup=False)
+
+
+def _place(path: Path) -> Path:
+    """Where the calibration goes. Errors: BadInput where the file there is something else."""
+    if path.exists() and read_corrections(path) is None:
+        raise BadInput(f"{path}: is there, and no calibration of this kind; give another --name or --out")
+    return path
 
 
 def _scenario(ask: MatchOptions, arguments: GivenScenario) -> tuple[Scenario, tuple[str, ...]]:
@@ -117,8 +126,8 @@ def _with_server(
     rate = None if server is None else server.figures.get("hit_rate")
     if rate is None:
         text = (
-            "the results have no contents of prompts: the hit rate is unknown, and counted as 0; --metrics of the "
-            "server tell it"
+            "the results have no contents of prompts: the hit rate is unknown, and counted as 0; --metrics "
+            "of the server tell it"
         )
         return results, (text,)
     trace = with_hit_rate(results.trace, rate, block_tokens=scenario.block_size)
@@ -204,8 +213,8 @@ def _explanation(found: Match) -> list[str]:
     explained, best = found.explained, found.explained.best
     if best is None:
         return [
-            f"the difference ({explained.distance:.1%} a request) needs no explanation, or none that was tried "
-            "takes a fifth of it away"
+            f"the difference ({explained.distance:.1%} a request) needs no explanation, or none that was "
+            "tried takes a fifth of it away"
         ]
     taken = 1 - best.distance / explained.distance
     lines = [f"explained by: {best.words}; that takes {taken:.0%} of the difference away"]

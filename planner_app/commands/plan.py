@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pagecast.traces.schema import Trace
 
 _MOST_FLEET_REQUESTS = 40_000
+_OF_CLIENTS = ("concurrency", "concurrency_ramp", "repeat_prompts", "warmup")
 _TITLES = {
     "concurrency": "admissible concurrency",
     "rate": "highest request rate",
@@ -66,6 +67,10 @@ def plan_command(
     else:
         refuse_options(sizing, "is for a fleet: give --router NAME as well", beyond=Emitted)
         refuse_without_draws(ask)
+        refuse_options(
+            {name.replace("_", "-"): getattr(arguments.load, name) for name in _OF_CLIENTS},
+            "says how many requests are sent at a time, which plan looks for: leave it out",
+        )
     sizing.check()
     if output.report is not None:
         ready("--report", output.report)

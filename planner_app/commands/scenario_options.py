@@ -174,37 +174,35 @@ def load(
 ) -> tuple[Trace, Scenario]:
     """Reads or makes the trace, and reads the scenario; of a folder that `replay --out` wrote, both.
 
-    `reach` as in `load_trace`. Errors: BadInput.
+    `reach` as in `trace_of`. Errors: BadInput.
     """
     name = arguments.trace
-    if name is None:
-        scenario, notes = started(arguments)
-        trace = made_trace(scenario, arguments.reading, arguments.load)
-        return replace(trace, notes=(*notes, *trace.notes)), scenario
-    folder = Path(name)
-    if name not in sample_names() and os.path.isfile(folder / "trace.parquet"):
+    folder = Path(name or "")
+    if name is not None and name not in sample_names() and os.path.isfile(folder / "trace.parquet"):
         beside = folder / "scenario.yaml"
         if arguments.scenario is None and beside.is_file():
             arguments = replace(arguments, scenario=beside)
         name = str(folder / "trace.parquet")
     scenario, notes = started(arguments)
-    trace = load_trace(name, scenario, arguments.reading, arguments.load, reach=reach)
+    trace = trace_of(name, scenario, arguments.reading, arguments.load, reach=reach)
     return replace(trace, notes=(*notes, *trace.notes)) if notes else trace, scenario
 
 
-def load_trace(
-    name: str,
+def trace_of(
+    name: str | None,
     scenario: Scenario,
     options: LoadOptions,
-    sending: Load | None = None,
+    sending: Load,
     *,
     reach: Callable[[Trace, float], Trace] | None = None,
 ) -> Trace:
-    """Reads a trace as the options say, scales its arrivals, and has its requests sent as `sending` says.
+    """Reads a trace as the options say, scales its arrivals, and has its requests sent as the load says.
 
-    `reach` gives a trace the rate that is asked for; by default its arrivals are scaled, and it gets a note
-    where that is not enough. Errors: BadInput.
+    Without a name the load makes the requests. `reach` gives a trace the rate that is asked for; by default
+    its arrivals are scaled, and it gets a note where that is not enough. Errors: BadInput.
     """
+    if name is None:
+        return _made(scenario, options, sending)
     speedup, rate = options.speedup, options.rate
     if not 0 < speedup < float("inf"):
         raise BadInput(f"--speedup is {speedup}; it must be above 0")
@@ -217,10 +215,10 @@ def load_trace(
         trace = (reach or _at_rate)(trace, rate)
     elif speedup != 1:
         trace = scale(trace, speedup)
-    return trace if sending is None else sending.sent(trace, scenario.seed)
+    return sending.sent(trace, scenario.seed)
 
 
-def made_trace(scenario: Scenario, options: LoadOptions, made: Load) -> Trace:
+def _made(scenario: Scenario, options: LoadOptions, made: Load) -> Trace:
     """The requests that a load makes. Errors: BadInput where it makes none, or options are for a trace."""
     if not made.makes:
         raise BadInput(

@@ -64,7 +64,7 @@ def watch_command(
     """Shows what a server serves, beside what its scenario forecasts for the same load.
 
     Its /metrics are read, and nothing else is sent. The forecast replays a trace with the load of the last
-    --window seconds. Ends with Ctrl-C, after --times tables, or with exit code 3 where the server is gone.
+    --window seconds. Ends with Ctrl-C, after --times tables, or with exit code 2 where the server is gone.
     """
     place = metrics_address(url)
     scenario, notes = started(arguments)

@@ -64,7 +64,8 @@ def simulated_replica(
         publisher = Publisher(
             _next_port(options.kv_events_endpoint, number),
             options.kv_events_replay_endpoint and _next_port(options.kv_events_replay_endpoint, number),
-            options.kv_events_topic,
+            options.topic(number),
+            number,
         )
         backend.history.add(KvEvents(lambda: backend.scheduler.events, publisher, options.event_batch_size))
     adapters = options.adapters
@@ -74,6 +75,7 @@ def simulated_replica(
         cache_config=_cache_config(scenario, limits.num_blocks),
         max_loras=(scenario.max_loras or 1) if adapters else None,
         time_scale=simulation.time_scale,
+        host_alone=limits.host is None or not limits.host.disk,
     )
     backend.observer = metrics
     echoes = simulation.mode == "echo"

@@ -14,13 +14,14 @@ class Drafter(Protocol):
     `lookahead`: a request gets blocks for so many tokens beyond those that it computes (vLLM: where the
     drafter keeps KV of its own). `reserved`: so many tokens of the budget a request's drafting takes
     (`DraftingRules`). `recomputes_block`: the last block of a cached prefix is computed again, because the
-    drafter needs the hidden states that are not cached (EAGLE, MTP). `padding`: draft tokens of a full row;
-    0 where their number depends on the batch.
+    drafter needs the hidden states that are not cached (EAGLE, MTP). `most`: draft tokens of a request at
+    most. `padding`: draft tokens of a full row; 0 where their number depends on the batch.
     """
 
     lookahead: int
     reserved: int
     recomputes_block: bool
+    most: int
     padding: int
 
     def draft(self, request: Request, requests: int) -> int:
@@ -43,7 +44,8 @@ class DraftingRules:
     `max_model_len` is padded, where else the request waits. `publishes_output`: blocks are published when the
     step that fills them is committed; else without asynchronous scheduling by the request's next step.
     `lookahead_keys`: a block's key covers the token after it, so that no hit leaves out its last block.
-    `room_for_lookahead`: the budget must be larger than `Drafter.lookahead`.
+    `room_for_lookahead`: the budget must be larger than `Drafter.lookahead`. `trims_computed`: drafts
+    that are accepted beyond a request's end don't count as computed.
     """
 
     slots_per_request: bool = False
@@ -52,6 +54,7 @@ class DraftingRules:
     publishes_output: bool = False
     lookahead_keys: bool = False
     room_for_lookahead: bool = False
+    trims_computed: bool = False
 
 
 RESERVED = DraftingRules()

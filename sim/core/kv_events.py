@@ -70,7 +70,8 @@ class KvEventStream:
         self.steps: list[int] = []
         self.counter: StepCounter | None = None
         self._contents: dict[int, tuple[bytes, int]] = {}  # of each findable block: its hash and group
-        self._names: dict[int, list[bytes]] = {}  # of blocks that can be found by other hashes too: these
+        # Of blocks that can be found by other hashes too: these hashes, and the group.
+        self._names: dict[int, list[tuple[bytes, int]]] = {}
 
     def take(self) -> list[KvEvent]:
         """The events so far, which are forgotten."""
@@ -121,7 +122,7 @@ class KvEventStream:
         """A block can also be found by a request's key number `key`, which ends within it."""
         keys = request.keys
         content = keys.block_key(key - 1)
-        self._names.setdefault(block, []).append(content)
+        self._names.setdefault(block, []).append((content, group))
         self._add(
             BlockStored(
                 (content,),
@@ -134,17 +135,17 @@ class KvEventStream:
             )
         )
 
-    def renamed(self, block: int, group: int) -> None:
+    def renamed(self, block: int) -> None:
         """A block can no longer be found by the names given to it so far (`named`)."""
-        for content in self._names.pop(block, ()):
+        for content, group in self._names.pop(block, ()):
             self._add(BlockRemoved((content,), group_idx=group))
 
     def removed(self, blocks: list[int]) -> None:
         """The contents of these blocks were given up."""
         for block in blocks:
-            content, group = self._contents.pop(block)
-            for each in (content, *self._names.pop(block, ())):
-                self._add(BlockRemoved((each,), group_idx=group))
+            contents = [self._contents.pop(block)] if block in self._contents else []
+            for content, group in (*contents, *self._names.pop(block, ())):
+                self._add(BlockRemoved((content,), group_idx=group))
 
     def offloaded(self, content: bytes, group: int) -> None:
         """A block of content can be loaded from host memory from now on.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pagecast.sim.core.decoders import admission_order, arrival_order
-from pagecast.sim.core.drafter import Drafter
+from pagecast.sim.core.drafter import RESERVED, Drafter, DraftingRules
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.limits import Limits
@@ -52,7 +52,7 @@ class Lifecycle:
         offloading: Offloading | None = None,
         intake: Intake | None = None,
         *,
-        publishes_output: bool = False,
+        drafting: DraftingRules = RESERVED,
     ) -> None:
         self.limits = limits
         self.memory = memory
@@ -66,7 +66,10 @@ class Lifecycle:
         self.intake = intake
         self.swap = SwapSpace(limits.swap_blocks, limits.block_size) if limits.swap_blocks else None
         self.offloading = offloading
-        self._publishes_output = publishes_output or limits.pipeline_depth > 0  # where requests speculate
+        self._trims_computed = drafting.trims_computed
+        self._publishes_output = (
+            drafting.publishes_output or limits.pipeline_depth > 0
+        )  # where requests speculate
         self._admissions = 0
         self._surely_fits = self._never_refused()
         self._leaves = bool(limits.groups)  # blocks may leave a window
@@ -184,7 +187,7 @@ class Lifecycle:
         if self.offloading.take_failed(request):
             request.last_external = 0
             if not request.computed_tokens:
-                self.offloading.end_holding(request)
+                # It goes on to count as one that holds blocks (as vLLM).
                 self.memory.release(request)
                 request.state = State.WAITING
                 return
@@ -336,11 +339,7 @@ class Lifecycle:
             if request.state is not State.PREFILL:
                 self.memory.withdraw(request, computed)
         elif request.state is not State.PREFILL:
-            # Publish what its turns have published by now. With a decode in flight that is one token less
-            # than `computed`: the token was not known when its step was planned, and the next turn, which
-            # would publish its block, does not come. A request served in this step has had that turn.
-            late = not had_turn and self.limits.pipeline_depth > 0 and self._flies(request)
-            self.memory.publish(request, computed - late)
+            self._publish_turns(request, computed, had_turn=had_turn)
             if running.at_commit:
                 self.memory.withdraw(request, computed)
         running.remove(request)
@@ -364,6 +363,16 @@ class Lifecycle:
         """How many tokens of the request plans in flight yield."""
         return sum([plan.yields_token(request) for plan in self.running.in_flight])
 
+    def _publish_turns(self, request: Request, computed: int, *, had_turn: bool) -> None:
+        """Publishes what the turns of a decoding request have published by now, of `computed` tokens.
+
+        With a decode in flight that is one token less: the token was not known when its step was planned, and
+        the next turn, which would publish its block, does not come. A request served in this step has had
+        that turn.
+        """
+        late = not had_turn and self.limits.pipeline_depth > 0 and self._flies(request)
+        self.memory.publish(request, computed - late)
+
     def _flies(self, request: Request) -> bool:
         """Whether a decode of the request is in flight."""
         return any(request in plan.decodes for plan in self.running.in_flight)
@@ -374,17 +383,24 @@ class Lifecycle:
         With a host tier nobody may get them while a plan in flight still writes to them, for a load is not
         ordered behind it: they are kept until the newest plan is committed (as vLLM's deferred frees).
         """
-        in_flight = self.running.in_flight
-        if in_flight and self.offloading is not None and self._is_computed(request):
-            self.offloading.keep(in_flight[-1].step, self.offloading.memory.detach(request))
+        if self.keeps_blocks_of(request):
+            assert self.offloading is not None
+            newest = self.running.in_flight[-1].step
+            self.offloading.keep(newest, self.offloading.memory.detach(request))
         else:
             self.memory.release(request)
 
-    def _end_offloaded(self, offloading: Offloading, request: Request) -> None:
+    def keeps_blocks_of(self, request: Request) -> bool:
+        """Whether a request's blocks would be kept, were it to give them back now."""
+        return self.offloading is not None and self._is_computed(request)
+
+    def _end_offloaded(self, offloading: Offloading, request: Request, computed: int | None) -> None:
         """Gives the blocks of a request that has ended back, those that left a window first (as vLLM)."""
         if self._leaves and self.memory.holds(request):
-            self.memory.leave(request, request.computed_tokens)
-        if offloading.ended(request):
+            in_flight = self.running.in_flight if self.limits.held_batches > 1 else ()
+            flying = [plan.tokens_of(request) for plan in in_flight]
+            self.memory.leave(request, request.computed_tokens - sum(flying))
+        if offloading.ended(request, computed):
             self._give_back(request)
 
     def _is_computed(self, request: Request) -> bool:
@@ -467,12 +483,15 @@ class Lifecycle:
             accepted = accepted_of.get(request.id, chunk.drafts)
             request.in_flight_tokens -= 1 + chunk.drafts
             tokens = min(1 + accepted, ended_after.get(request.id, 1 + accepted))
-            request.known_tokens = min(request.known_tokens + tokens, request.total_tokens)
+            tokens = min(tokens, request.total_tokens - request.known_tokens)
+            request.known_tokens += tokens
             if request.id in stopped:
                 request.output_tokens = request.known_tokens - request.prompt_tokens
             runs = request.state is State.DECODE
             if runs:
                 request.computed_tokens -= chunk.drafts - accepted
+                if self._trims_computed:
+                    request.computed_tokens -= 1 + accepted - tokens
                 if self._publishes_output:
                     self.memory.publish(request, request.known_tokens - 1)
             if request.known_tokens == request.total_tokens:
@@ -496,19 +515,28 @@ class Lifecycle:
         request = self.requests.get(id)
         if request is None:
             return False
+        self._cancel(request, now, keeps_planned=self.running.keeps_planned)
+        return True
+
+    def _cancel(self, request: Request, now: int, *, keeps_planned: bool) -> None:
+        """`keeps_planned`: what plans in flight compute stays findable."""
+        running = self.running
+        computed = running.planned(request)
         if request.state is not State.LOADING and self.memory.holds(request):
-            committed = self.running.committed(request)
-            self.memory.publish(request, min(committed, self.running.findable(request)))
-            self.memory.withdraw(request, committed)
+            if not keeps_planned:
+                committed = running.committed(request)
+                self.memory.publish(request, min(committed, running.findable(request)))
+                self.memory.withdraw(request, committed)
+            elif self.drafter is None and request.state is not State.PREFILL:
+                self._publish_turns(request, computed, had_turn=False)
         request.output_tokens = max(self._emitted(request), 0)
         self._leave(request)
-        self._end(request, State.CANCELLED, EventKind.CANCELLED, now)
-        return True
+        self._end(request, State.CANCELLED, EventKind.CANCELLED, now, computed)
 
     def reject(self, request: Request, now: int) -> None:
         """Ends a request that waits and can never be admitted."""
         self._leave(request)
-        self._end(request, State.REJECTED, EventKind.REJECTED, now)
+        self._end(request, State.REJECTED, EventKind.REJECTED, now, 0)
 
     def _emitted(self, request: Request) -> int:
         """Output tokens that the plans committed so far have yielded."""
@@ -527,7 +555,7 @@ class Lifecycle:
         failed = self._live(reasons)[::-1]
         for request in failed:
             request.reason = reasons[request.id]
-            self.cancel(request.id, now)
+            self._cancel(request, now, keeps_planned=False)
         return failed
 
     def _live(self, ids: Iterable[str]) -> list[Request]:
@@ -545,14 +573,17 @@ class Lifecycle:
         if running.draining:
             running.forget_end(request)
 
-    def _end(self, request: Request, state: State, kind: EventKind, now: int) -> None:
+    def _end(
+        self, request: Request, state: State, kind: EventKind, now: int, computed: int | None = None
+    ) -> None:
+        """`computed`: tokens that plans computed of a request that did not come to its end by itself."""
         request.finished_ns = now
         if self.swap is not None and request.swapped_tokens:
             self.swap.drop(request)
         if self.offloading is None:
             self.memory.release(request)
         else:
-            self._end_offloaded(self.offloading, request)
+            self._end_offloaded(self.offloading, request, computed)
         request.state = state
         request.parent = None
         del self.requests[request.id]

@@ -115,6 +115,12 @@ class StepPlan(NamedTuple):
         """Whether the plan computes tokens of a request."""
         return request in self.decodes or any(chunk.request is request for chunk in self.chunks)
 
+    def tokens_of(self, request: Request) -> int:
+        """How many tokens of a request the plan computes."""
+        if request in self.decodes:
+            return 1
+        return sum([chunk.tokens for chunk in self.chunks if chunk.request is request])
+
     def yields_token(self, request: Request) -> bool:
         """Whether the plan computes a request's next token, and not only a part of its prompt."""
         if request in self.decodes:

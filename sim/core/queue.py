@@ -7,7 +7,7 @@ from typing import Protocol
 
 from pagecast.sim.core.forks import Forks
 from pagecast.sim.core.memory.memory import Memory
-from pagecast.sim.core.request import Request
+from pagecast.sim.core.request import Request, State
 
 
 class Order(Protocol):
@@ -50,10 +50,13 @@ class Queue:
     request comes or goes. While it is set, steps in which requests only decode are planned without asking.
     `passed_over`: the last step left somebody waiting although others behind may go; the next one asks again.
     `gated`: those that were passed over stay so until a request comes or goes; an arrival may be admitted.
+    `holding`: an order of their own for those that were passed over and hold blocks; they come first.
     """
 
-    def __init__(self, order: Order, memory: Memory) -> None:
+    def __init__(self, order: Order, memory: Memory, holding: Order | None = None) -> None:
         self.order = order
+        self.holding = holding
+        self._held: set[Request] = set()  # those in `holding`
         self.forks = Forks()
         self.size = 0
         self.blocked = False
@@ -62,7 +65,9 @@ class Queue:
         self._memory = memory
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self.order)
+        if self._held and self.holding is not None:
+            yield from self.holding
+        yield from self.order
 
     def __len__(self) -> int:
         return self.size + len(self.forks)
@@ -95,21 +100,38 @@ class Queue:
 
     def set_aside(self, request: Request) -> None:
         """Takes the first request out until `bring_back`, so that those behind it may be admitted."""
-        self.order.remove(request)
+        self._order_of(request).remove(request)
+        self._held.discard(request)
 
     def bring_back(self, requests: Sequence[Request]) -> None:
-        """Puts requests that were set aside in the place that they had, ahead of all others."""
+        """Puts requests that were set aside in the place that they had, ahead of all others.
+
+        Those that hold blocks by now go to `holding`, where there is one.
+        """
+        if self.holding is not None:
+            held = [request for request in requests if request.state is State.LOADING]
+            self.holding.bring_back(held)
+            self._held.update(held)
+            requests = [request for request in requests if request.state is not State.LOADING]
         self.order.bring_back(requests)
 
     def first(self) -> Request | None:
         """The request to be admitted next; None where nobody waits."""
-        return self.order.first(self._memory) if self.size else None
+        if not self.size:
+            return None
+        if self._held and self.holding is not None:
+            return self.holding.first(self._memory)
+        return self.order.first(self._memory)
+
+    def _order_of(self, request: Request) -> Order:
+        return self.holding if self.holding is not None and request in self._held else self.order
 
     def remove(self, request: Request) -> None:
         """Takes a request out."""
         if self.forks.count and self.forks.drop(request):
             return
-        self.order.remove(request)
+        self._order_of(request).remove(request)
+        self._held.discard(request)
         self.size -= 1
 
     def release_forks(self, parent: Request) -> None:

@@ -17,11 +17,11 @@ here                                there
 `block_key`, `index`                `identity/` makes keys, `memory/index.py` finds blocks by them
 `take`, `unpublish`                 `memory/pool.py`: allocation evicts the next free block
 `release`                           `memory/pool.py`: the order in which blocks become free
-`publish`, `withdraw`, `lookup`     `memory/group.py`: the blocks of a prefix, as one run
+`publish`, `lookup`                 `memory/group.py`: the blocks of a prefix, as one run
 `submit`, `preempt`, `cancel`       `lifecycle.py`
 `queue`                             `queue.py` and `rules/order.py`
 `schedule`, running requests        `engines/vllm/mix.py`, with `step.py` as the step in the making
-`schedule`, waiting requests        the same mix, with `rules/admission.py`
+`schedule`, waiting requests        `engines/vllm/waiting.py`, with `rules/admission.py`
 the choice of a victim              `rules/victim.py`
 `flying`                            `running.py` and `pipeline.py`
 `commit`                            `lifecycle.py`
@@ -86,7 +86,6 @@ class Flight(NamedTuple):
     """Work of a plan that is not committed yet. `answers`: it yields the request's next token."""
 
     req: Req
-    start: int
     answers: bool
 
 
@@ -159,12 +158,6 @@ class Reference:
                 self.index.setdefault(key, []).append(block)
             req.published = number + 1
 
-    def withdraw(self, req: Req, tokens: int) -> None:
-        """Takes back what was published beyond `tokens` tokens and is not shared: it was never computed."""
-        for number in range(tokens // self.size, req.published):
-            if self.refs[req.table[number]] == 1:
-                self.unpublish(req.table[number])
-
     def lookup(self, req: Req) -> list[int]:
         """The longest cached prefix. The last known token is always computed, to yield the next one."""
         hit: list[int] = []
@@ -202,11 +195,8 @@ class Reference:
             self.waiting.append(req)
 
     def cancel(self, req: Req) -> None:
-        """Ends a request at once. Blocks that only plans in flight fill were never computed: withdrawn."""
-        uncommitted = [flight.start for plan in self.flying for flight in plan if flight.req is req]
-        committed = min(uncommitted, default=req.computed)
+        """Ends a request at once. Plans in flight go on, so what they fill stays findable."""
         if req.running:
-            self.withdraw(req, committed)
             self.running.remove(req)
         else:
             self.waiting.remove(req)
@@ -323,12 +313,12 @@ class Reference:
         req = work.req
         answers = work.start + work.tokens == req.known + req.in_flight
         req.in_flight += answers
-        return Flight(req, work.start, answers)
+        return Flight(req, answers)
 
     def commit(self) -> list[str]:
         """Takes note that the oldest plan was computed. Returns the ids of requests that ended with it."""
         ended = []
-        for req, _, answers in self.flying.pop(0):
+        for req, answers in self.flying.pop(0):
             if not answers or req.done:
                 continue
             req.in_flight -= 1

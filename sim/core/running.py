@@ -30,11 +30,18 @@ class Running:
     the plan that computes a generated token and the plan that may publish it: one at pipeline depth 1,
     since the token is not known when its step is planned, and one more where blocks are published by the
     commit (`at_commit`). `output_at_end`: what is generated is published when the request ends or is
-    preempted, and not before. `left_out` are the decoding requests that the newest plan leaves out.
+    preempted, and not before. `keeps_planned`: what a plan in flight computes of a cancelled request stays
+    findable. `left_out` are the decoding requests that the newest plan leaves out.
     """
 
     def __init__(
-        self, block_size: int, *, pipeline_depth: int, at_commit: bool, output_at_end: bool = False
+        self,
+        block_size: int,
+        *,
+        pipeline_depth: int,
+        at_commit: bool,
+        output_at_end: bool = False,
+        keeps_planned: bool = False,
     ) -> None:
         self.requests: dict[Request, None] = {}
         self.chunked: dict[Request, None] = {}
@@ -47,6 +54,7 @@ class Running:
         self.tick = 0
         self.at_commit = at_commit
         self.output_at_end = output_at_end
+        self.keeps_planned = keeps_planned
         self.commit_lag = NEVER_PUBLISHED if output_at_end else pipeline_depth + at_commit
 
     def knows(self, request: Request) -> bool:

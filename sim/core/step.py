@@ -133,6 +133,12 @@ class Step:
         longest = self.limits.max_model_len
         return tokens + self._lookahead if longest is None else min(tokens + self._lookahead, longest)
 
+    @property
+    def draft_step(self) -> int:
+        """Tokens beyond those known that a request needs blocks for in a step of drafts; 0 without drafts."""
+        drafter = self._drafter
+        return 0 if drafter is None else 1 + drafter.most + drafter.lookahead
+
     def read_from(self, request: Request, computed: int) -> int:
         """After how many tokens the oldest step begins that counts as one that reads a request's blocks.
 
@@ -301,13 +307,11 @@ class Step:
         if self.offloading is not None:
             self._newcomers.append(request)
 
-    def load(self, request: Request, hit: Hit, tokens: int) -> None:
+    def load(self, request: Request, hit: Hit, tokens: int, room_tokens: int) -> None:
         """Lets a waiting request load `tokens` tokens beyond its hit; it stays in the queue meanwhile.
 
-        It gets room for drafts too, unless its drafter leaves out the last block of a hit (EAGLE; as vLLM).
+        It gets blocks for `room_tokens`.
         """
-        cached = hit.tokens + tokens
-        room_tokens = cached if self._memory.recomputes_block else self.with_lookahead(cached)
         self.loads.append(self.lifecycle.load(request, hit, tokens, room_tokens))
         self._newcomers.append(request)
 
@@ -368,7 +372,7 @@ class Step:
         chunks = self.chunks
         if self.offloading is not None:
             self._offload(self.offloading)
-            if not n and not chunks and (self.loads or self.flushed):
+            if not n and not chunks and (self.loads or self.stores or self.flushed):
                 return self._seal_transfers()
         if not n and not chunks:
             return None
@@ -445,7 +449,7 @@ class Step:
             self._log.step, 1, self._tick, 0, 0, 0, (), running, waiting, used, (), (), preempted, loads
         )
         self._log.step += 1
-        return plan._replace(flushed=self.flushed)
+        return plan._replace(stores=tuple(self.stores), flushed=self.flushed)
 
     def seal_stretch(self, steps: int, count: int, context: int, longest: int, crossings: int) -> StepPlan:
         """Makes the plan of `steps` decode steps in a row.

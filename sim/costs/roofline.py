@@ -114,6 +114,9 @@ class Roofline(StepCosts):
         self._attention_flops_s = gpu.matmul_flops("bf16") * e.prefill_attention
         self._groups = model.kv_groups(tensor_parallel_size, kv_cache_dtype)
         self._per_ctx, self._windows = self._decode_slopes()
+        # A step reads and writes the recurrent states of each of its requests.
+        states = 2 * model.state_bytes(tensor_parallel_size)
+        self._states_fs = round(states / (self._bandwidth * e.kv_stream) * _FS)
         self._rows: dict[int, int] = {}
         self._heads: dict[int, int] = {}
         self._attention: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
@@ -134,7 +137,8 @@ class Roofline(StepCosts):
             rows += chunk[0]
             cost = self._chunks.get(chunk)
             total += self._chunk_fs(chunk) if cost is None else cost
-        total += self._rows_fs(rows) + self._head_fs(decode_n + len(prefill))
+        requests = decode_n + len(prefill)
+        total += self._rows_fs(rows) + self._head_fs(requests) + requests * self._states_fs
         if decode_n:
             per_ctx, windows = self._decode_attention(decode_n)
             total += decode_ctx * per_ctx
@@ -154,7 +158,8 @@ class Roofline(StepCosts):
         line = self._lines.get(n)
         if line is None:
             per_ctx, windows = self._decode_attention(n)
-            line = DecodeLine(n, self._rows_fs(n) + self._head_fs(n), per_ctx, 0)
+            fixed = self._rows_fs(n) + self._head_fs(n) + n * self._states_fs
+            line = DecodeLine(n, fixed, per_ctx, 0)
             for window, slope in windows:
                 line = WindowLine.over(line, window, slope)
             self._lines[n] = line

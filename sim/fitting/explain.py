@@ -63,7 +63,8 @@ class Setup:
 class Explanation:
     """A change of the set-up: its `cause`, its `size` in the unit of `words`, and how close it comes.
 
-    `distance`: mean difference of the logarithms of the latencies, of replay and measurement.
+    `corrections`: what it is of step costs, where it is one of them. `distance`: mean difference of the
+    logarithms of the latencies, of replay and measurement.
     """
 
     cause: str
@@ -71,6 +72,7 @@ class Explanation:
     words: str
     distance: float
     setup: Setup
+    corrections: Corrections | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,9 @@ def explain(
     base = Setup(scenario, costs, _first(results))
     measure = _Measure(base.results, progress)
     start = measure(base)
-    tried = []
+    tried: list[Explanation] = []
+    if start < _SMALL:
+        return Explained(start, ())
     for cause in _causes(base, measure):
         sizes = list(cause.sizes)
         found = [(measure.of(cause, size), size) for size in sizes]
@@ -123,7 +127,10 @@ def explain(
         found = [one for one in found if math.isfinite(one[0])]
         if found:
             distance, size = min(found)
-            tried.append(Explanation(cause.name, size, cause.words(size), distance, cause.setup(size)))
+            setup = cause.setup(size)
+            changed = setup.costs if setup.costs is not base.costs else None
+            words, corrections = cause.words(size), getattr(changed, "corrections", None)
+            tried.append(Explanation(cause.name, size, words, distance, setup, corrections))
     return Explained(start, tuple(sorted(tried, key=lambda one: one.distance)))
 
 
@@ -289,5 +296,5 @@ def _warm(results: BenchResults) -> BenchResults:
         trace.name, table({**columns, "arrival_s": np.concatenate([arrival, again])}), twice, ids, trace.notes
     )
     unknown = np.full(count, math.nan)
-    latencies = (np.concatenate([unknown, each]) for each in (results.ttft_s, results.e2e_s))
-    return replace(results, trace=doubled, **dict(zip(("ttft_s", "e2e_s"), latencies, strict=True)))
+    ttft, e2e = (np.concatenate([unknown, each]) for each in (results.ttft_s, results.e2e_s))
+    return replace(results, trace=doubled, ttft_s=ttft, e2e_s=e2e)

@@ -56,11 +56,13 @@ def fit_corrections(
     progress: Progress | None = None,
     *,
     base: StepCosts | None = None,
+    around: Corrections | None = None,
 ) -> Corrections:
     """Corrections that make replays of `results` in `scenario` take as long as they did.
 
     `progress` is called after each replay with the number of replays done. `base`: the costs to correct
-    (measured operations). Errors: BadInput for a scenario without measured operations, or too few requests.
+    (measured operations). `around`: corrections that are known to come near (none). Errors: BadInput for a
+    scenario without measured operations, or too few requests.
     """
     base = measured(scenario.target()) if base is None else base
     targets = [_target(each) for each in results]
@@ -70,9 +72,13 @@ def fit_corrections(
         costs = corrected(base, _corrections(x, name))
         return np.concatenate([counted(each, scenario, costs) for each in targets])
 
-    x, prior_sd = np.zeros(3), prior_of(base)
+    middle = np.zeros(3)
+    if around is not None:
+        middle = np.array([1e3 * around.step_s, math.log(around.decode), math.log(around.prompt)])
+    x, prior_sd = middle.copy(), prior_of(base)
     prior = 1.0 / np.array(prior_sd)
-    start = here = misses(x)
+    start = misses(np.zeros(3))
+    here = start if around is None else misses(x)
     jacobian = np.zeros((len(here), 3))
     for _ in range(_ROUNDS):
         for at, step in enumerate(_STEP):
@@ -80,20 +86,22 @@ def fit_corrections(
             shifted_x[at] += step
             jacobian[:, at] = (misses(shifted_x) - here) / step
         matrix = np.vstack([jacobian, np.diag(prior)])
-        x = x - np.linalg.lstsq(matrix, np.concatenate([here, prior * x]), rcond=None)[0]
+        x = x - np.linalg.lstsq(matrix, np.concatenate([here, prior * (x - middle)]), rcond=None)[0]
         here = misses(x)
     precision = jacobian.T @ jacobian + np.diag(prior**2)
     covariance = np.asarray(np.linalg.inv(precision), np.float64)
     sources = _sources(targets, start, here)
     fitted = _corrections(x, name, covariance, scenario.target().identity, sources, prior_sd)
-    return fitted if isinstance(base, MeasuredCosts) else replace(fitted, base=base.name)
+    if isinstance(base, MeasuredCosts):
+        return fitted
+    return replace(fitted, base=base.corrected_name if isinstance(base, CorrectedCosts) else base.name)
 
 
 def corrected(base: StepCosts, corrections: Corrections) -> StepCosts:
-    """Costs with corrections."""
-    return (
-        base.corrected(corrections) if isinstance(base, MeasuredCosts) else CorrectedCosts(base, corrections)
-    )
+    """Costs with corrections, in place of those that they may have."""
+    if isinstance(base, MeasuredCosts | CorrectedCosts):
+        return base.corrected(corrections)
+    return CorrectedCosts(base, corrections)
 
 
 def prior_of(costs: StepCosts) -> tuple[float, float, float]:

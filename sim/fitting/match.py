@@ -62,7 +62,7 @@ def match(
 ) -> Match:
     """Matches `results` with a forecast in `scenario`, and fits a calibration called `name`.
 
-    `measured`: more of the server, as its hit rate or KV blocks, by the names of `figures`. `progress` is called
+    `measured`: more of the server, as its hit rate or KV blocks, by the names of rows. `progress` is called
     with the number of replays done. Errors: BadInput.
     """
     base = Setup(scenario, scenario.step_costs(), results)
@@ -70,18 +70,18 @@ def match(
     explained = explain(results, scenario, base.costs, progress)
     best = explained.best
     # Costs are what the corrections tell; any other cause is a set-up in which they are fitted.
-    fitted = (
-        base if best is None or best.cause in ("host", "kernels") else _whole(best.setup, best.cause, base)
-    )
+    of_costs = best is not None and best.corrections is not None
+    fitted = base if best is None or of_costs else _whole(best.setup, best.cause, base)
     corrections = fit_corrections(
         [fitted.results],
         fitted.scenario,
         name,
         None if progress is None else lambda done: progress(EXPLAINING + done),
         base=base.costs,
+        around=best.corrections if best is not None else None,
     )
     after = replace(fitted, costs=corrected(base.costs, corrections))
-    if distance(after) > distance(fitted):  # what is there is as close as three numbers come
+    if not of_costs and distance(after) > distance(fitted):  # what is there is as close as corrections come
         corrections = replace(corrections, step_s=0.0, decode=1.0, prompt=1.0)
         after = replace(fitted, costs=corrected(base.costs, corrections))
     real = {**_measured(results), **(measured or {})}
@@ -100,8 +100,8 @@ def _whole(found: Setup, cause: str, base: Setup) -> Setup:
         return found
     if cause == "warm":
         raise BadInput(
-            f"{base.results.name}: {len(base.results.trace):,} requests are too many for a warm cache; cut it "
-            "(--limit 2000)"
+            f"{base.results.name}: {len(base.results.trace):,} requests are too many for a warm cache; match "
+            "2,000 of them"
         )
     return replace(found, results=replace(base.results, client=found.results.client))
 

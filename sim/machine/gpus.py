@@ -49,6 +49,16 @@ class Gpu:
         rates = self.flops
         return rates.get(dtype) or rates.get("bf16") or rates["fp16"]
 
+    @property
+    def hopper(self) -> bool:
+        """Whether it is of NVIDIA's Hopper generation."""
+        return self.name.startswith(("H100", "H200", "H20", "H800", "GH200"))
+
+    @property
+    def data_center_blackwell(self) -> bool:
+        """Whether it is a Blackwell of compute capability 10."""
+        return self.name in ("B200", "GB200", "B300", "GB300")
+
     def matmul_flops(self, dtype: str) -> float:
         """FLOP/s that the best large matrix product reaches in `dtype`."""
         return self.peak_flops(dtype) * self.matmul_share

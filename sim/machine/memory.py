@@ -117,12 +117,15 @@ class HbmBudget:
             return None
         return Note("out_of_memory", gpu=self.gpu, limit=self.limit, missing_gib=-margin_bytes / GIB)
 
-    def shortage(self, longest: int, max_num_batched_tokens: int) -> str:
-        """Why the KV cache holds no sequence of `longest` tokens, as vLLM says it; empty where it does."""
+    def shortage(self, longest: int, held_tokens: int) -> str:
+        """Why the KV cache holds no sequence of `longest` tokens, as vLLM says it; empty where it does.
+
+        `held_tokens`: those of steps, which layers with a window hold beside it.
+        """
         blocks = self.num_gpu_blocks + 1  # vLLM counts its null block
 
         def needed(tokens: int) -> int:
-            return _blocks_of_longest(self.layout, max_num_batched_tokens, tokens)
+            return _blocks_of_longest(self.layout, held_tokens, tokens)
 
         if needed(longest) <= blocks:
             return ""
@@ -146,8 +149,9 @@ class BudgetOptions:
 
     `moe_data_parallel_size`: ranks of `tensor_parallel_size` GPUs that share experts. Of the three limits the
     lesser wins; with none given, `gpu_memory_utilization` is 0.9. `static_fraction`: that is a fraction of
-    what is free before loading, for weights and KV alone (SGLang's `mem_fraction_static`).
-    `sequence_tokens`: the length of the sequences that bytes per token are told for.
+    what is free before loading, for weights and KV alone (SGLang's `mem_fraction_static`). `held_batches`:
+    layers with a window hold the tokens of so many steps beside it. `sequence_tokens`: the length of the
+    sequences that bytes per token are told for.
     """
 
     tensor_parallel_size: int = 1
@@ -158,6 +162,7 @@ class BudgetOptions:
     block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
+    held_batches: int = 1
     max_model_len: int | None = None
     kv_cache_dtype: str = "auto"
     disable_hybrid_kv_cache_manager: bool = False
@@ -165,6 +170,11 @@ class BudgetOptions:
     enforce_eager: bool = False
     model_runner: str = "auto"
     sequence_tokens: int = 2048
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of steps that layers with a window hold beside it."""
+        return self.held_batches * self.max_num_batched_tokens
 
     @classmethod
     def of(cls, source: object, **more: Any) -> BudgetOptions:
@@ -200,6 +210,7 @@ _SIZES = (
     "block_size",
     "max_num_seqs",
     "max_num_batched_tokens",
+    "held_batches",
     "max_model_len",
     "sequence_tokens",
 )
@@ -222,7 +233,7 @@ def hbm_budget(model: ModelFacts, gpu: Gpu, options: BudgetOptions | None = None
     kv_bytes, usable = blocks * layout.block_bytes, blocks - 1
     rest = gpu.hbm_bytes - kv_bytes - sum(item.bytes for item in fixed)
     detail = f"{usable} blocks of {layout.block_size} tokens and the null block"
-    notes = list(model.notes)
+    notes = [*model.notes, *_latent_dtype_notes(model, gpu, options.kv_cache_dtype)]
     if layout.groups > 1:
         notes.append(f"layers keep different windows: {layout.groups} block tables per sequence")
     return HbmBudget(
@@ -239,12 +250,27 @@ def hbm_budget(model: ModelFacts, gpu: Gpu, options: BudgetOptions | None = None
         kv_bytes=kv_bytes,
         num_gpu_blocks=usable,
         layout=layout,
-        kv_tokens=_tokens(
-            usable, layout, options.max_num_batched_tokens, options.max_model_len or model.max_position
-        ),
+        kv_tokens=_tokens(usable, layout, options.held_tokens, options.max_model_len or model.max_position),
         bytes_per_token=_bytes_per_token(model, layout, blocks, options),
         notes=tuple(notes),
     )
+
+
+def _latent_dtype_notes(model: ModelFacts, gpu: Gpu, kv_cache_dtype: str) -> list[str]:
+    """What vLLM 0.33 makes of the KV dtype of sparse latent attention by itself, by the GPU."""
+    if model.attention.indexer is None or model.attention.mla is None:
+        return []
+    element_bytes = model.kv_element_bytes(kv_cache_dtype)
+    packed = "ds_mla" in kv_cache_dtype
+    if gpu.hopper and element_bytes == 1 and not packed:
+        return [
+            "on Hopper vLLM packs latents in fp8 with their scales (656 bytes, not 576): give kv_cache_dtype "
+            "fp8_ds_mla"
+        ]
+    fp8_here = model.model_type == "glm_moe_dsa" and gpu.data_center_blackwell
+    if fp8_here and kv_cache_dtype == "auto" and element_bytes == 2:
+        return ["on this GPU vLLM keeps this model's KV in fp8 unless told otherwise: give kv_cache_dtype"]
+    return []
 
 
 def _bytes_per_token(
@@ -270,22 +296,20 @@ def _bytes_per_token(
     )
 
 
-def _tokens(blocks: int, layout: BlockLayout, max_num_batched_tokens: int, max_model_len: int) -> int:
+def _tokens(blocks: int, layout: BlockLayout, held_tokens: int, max_model_len: int) -> int:
     """Tokens that fit: those of sequences of `max_model_len` where layers keep different windows.
 
-    Each of these counts, as in vLLM's log, the blocks that it holds at most: a window and a step's chunk.
+    Each of these counts, as in vLLM's log, the blocks that it holds at most: a window and the steps'.
     """
     if layout.plain:
         return blocks * layout.block_size
-    return blocks * max_model_len // _blocks_of_longest(layout, max_num_batched_tokens, max_model_len)
+    return blocks * max_model_len // _blocks_of_longest(layout, held_tokens, max_model_len)
 
 
-def _blocks_of_longest(layout: BlockLayout, max_num_batched_tokens: int, max_model_len: int) -> int:
+def _blocks_of_longest(layout: BlockLayout, held_tokens: int, max_model_len: int) -> int:
     """The blocks that a sequence of `max_model_len` tokens holds at most."""
     return sum(
-        spec.most_blocks(max_num_batched_tokens, max_model_len)
-        if spec.window
-        else spec.blocks_of(max_model_len)
+        spec.most_blocks(held_tokens, max_model_len) if spec.window else spec.blocks_of(max_model_len)
         for spec in layout.specs
     )
 

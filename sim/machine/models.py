@@ -134,9 +134,8 @@ def _keys() -> dict[str, str]:
 
 
 def _key(name: str) -> str:
-    return (
-        re.sub(r"[^a-z0-9]+", "", name.lower().rsplit("/", 1)[-1]).removeprefix("meta").removeprefix("nvidia")
-    )
+    plain = re.sub(r"[^a-z0-9]+", "", name.lower().rsplit("/", 1)[-1])
+    return plain.removeprefix("meta").removeprefix("nvidia")
 
 
 def _untuned(name: str) -> str:

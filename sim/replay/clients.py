@@ -22,6 +22,7 @@ from pagecast.traces.schema import Trace
 # How long users of a closed loop pause after a rejection for the load, as clients of OpenAI's library do.
 FIRST_BACK_OFF_S = 0.5  # doubled with each further rejection in a row,
 MOST_BACK_OFF_S = 8.0  # up to this,
+_MOST_S = 4e9  # arrivals, in seconds: nanoseconds of 64 bits, and room to repeat a trace
 BACK_OFF_JITTER = 0.25  # and shorter by up to this part of it, by chance
 
 
@@ -44,6 +45,11 @@ class Arrivals:
         if np.isnan(fixed).any():
             row = int(rows[np.isnan(fixed)][0])
             raise BadInput(f"{trace.name}: row {row} has neither arrival_s nor `after`")
+        if len(fixed) and (last := float(fixed.max())) > _MOST_S:
+            raise BadInput(
+                f"{trace.name}: its last request arrives after {last:.3g} s, repeated or stretched as asked, "
+                f"and at most {_MOST_S:.0e} s can be replayed; remove the gap between its requests"
+            )
         order = np.argsort(fixed, kind="stable")
         self._rows: list[int] = rows[order].tolist()
         self._times: list[int] = np.rint(fixed[order] * NS).astype(np.int64).tolist()

@@ -26,13 +26,19 @@ def notes(trace: Trace, replicas: Sequence[Served], table: pd.DataFrame) -> tupl
     """
     busiest = max(replicas, key=lambda served: served.recorder.request_count)
     spec = busiest.spec
-    remarks = [*trace.notes, spec.costs.expected_error(), _outside(busiest, table)]
+    remarks = [*trace.notes, _warmup(trace), spec.costs.expected_error(), _outside(busiest, table)]
     known = [note for note in (*remarks, *spec_notes(trace, spec, table)) if note]
     kinds = [kind for kind in dict.fromkeys(served.spec for served in replicas) if kind is not spec]
     others = [kind.costs.expected_error() for kind in kinds]
     for kind in kinds:
         others += spec_notes(trace, kind, table)
     return *known, *(note for note in dict.fromkeys(others) if note and note not in known)
+
+
+def _warmup(trace: Trace) -> Note | None:
+    """A note on requests that are in no figure of requests."""
+    count = int((trace.integers("warmup") > 0).sum()) if "warmup" in trace.requests else 0
+    return Note("warmup", requests=count) if count else None
 
 
 def _outside(served: Served, table: pd.DataFrame) -> str | None:

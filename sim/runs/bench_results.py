@@ -53,7 +53,8 @@ class BenchResults:
     def compared(self, requests: pd.DataFrame) -> pd.DataFrame:
         """The rows of a replay's requests whose latencies were measured."""
         measured = np.isfinite(self.ttft_s) | np.isfinite(self.e2e_s)
-        return requests[measured[requests["row"].to_numpy()]]
+        rows = np.flatnonzero(measured[requests["row"].to_numpy()])
+        return requests.iloc[rows]
 
 
 def is_results(path: str | Path) -> bool:

@@ -28,16 +28,16 @@ def trace_of_metrics(
     """A trace with the load of a server: its rate over time, lengths, and hit rate.
 
     Between two times of a range query come as many requests as came then, at random; else they are a
-    Poisson process. `rate`: requests per second, where the metrics do not tell (a single dump) or another is meant.
-    `requests`: how many, at the rate of the whole span [those of the span]. Errors: BadInput.
+    Poisson process. `rate`: requests per second, where the metrics do not tell (a single dump) or another is
+    meant. `requests`: how many, at the rate of the whole span [those of the span]. Errors: BadInput.
     """
     if server.inputs is None or server.outputs is None:
         raise BadInput(f"{name}: no lengths of prompts and answers among the metrics; requests are needed")
     per_s = rate if rate is not None else server.requests_per_s
     if not per_s:
         raise BadInput(
-            f"{name}: the metrics do not tell a load per second; give --rate, or two dumps and --seconds, or a "
-            "range query"
+            f"{name}: the metrics do not tell a load per second; give --rate, or two dumps and --seconds, or "
+            "a range query"
         )
     random = np.random.default_rng(checked_seed(seed))
     spread = rate is None and requests is None and len(server.times_s) > 2

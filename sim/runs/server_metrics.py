@@ -8,6 +8,7 @@ times. Several engines of one server are counted as one of them: sums are divide
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -130,7 +131,7 @@ class Lengths:
         high = np.where(np.isinf(self.bounds[bucket]), 4 * np.maximum(low, 1), self.bounds[bucket])
 
         def lengths(power: float) -> Floats:
-            return np.maximum(low + (high - low) * within**power, 1.0)
+            return np.asarray(np.maximum(low + (high - low) * within**power, 1.0), np.float64)
 
         # Where in its bucket a length lies is unknown: so that the mean is right.
         few, many = -5.0, 5.0
@@ -274,7 +275,7 @@ def figures_of_scrapes(scrapes: Sequence[Scrape], where: str) -> ServerFigures:
         "e2e_s": reading.average("e2e"),
         "queue_s": reading.average("queue"),
     }
-    counts = [reading.between(a, b) for a, b in zip(scrapes, scrapes[1:], strict=False)]
+    counts = [reading.between(a, b) for a, b in itertools.pairwise(scrapes)]
     begun = [time_s - times[0] for time_s in times if time_s is not None and times[0] is not None]
     blocks, size = reading.cache()
     return ServerFigures(
@@ -313,8 +314,8 @@ class _Reading:
             )
         if len(scrapes) == 1:
             self.notes.append(
-                "one dump counts from the server's start, whose time it does not tell: the load per second is "
-                "unknown; give two, a time apart, with --seconds between them, or a range query"
+                "one dump counts from the server's start, whose time it does not tell: the load per second "
+                "is unknown; give two, a time apart, with --seconds between them, or a range query"
             )
 
     def _called(self, figure: str) -> list[str]:

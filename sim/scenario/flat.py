@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 T = TypeVar("T")
 Value = str | int | float | bool | None
+_MOST_FLOAT, _MOST_INT = 1e9, (1 << 53) - 1
 
 
 def _once(make: Callable[[type], T]) -> Callable[[type], T]:
@@ -160,8 +161,19 @@ def _flat_field(kind: type, one: Field[Any], declared: Option, *, optional: bool
     if declared.check is not None:
         annotation = Annotated[annotation, AfterValidator(declared.check)]
     bounds = {name: bound for name in ("ge", "gt", "le") if (bound := getattr(declared, name)) is not None}
+    if declared.check is None:
+        bounds = _bounds(annotation, bounds.get("gt")) | bounds
     default = None if one.default is MISSING or declared.open else one.default
     return annotation, field_info(default, description=declared.about, **bounds)
+
+
+def _bounds(annotation: Any, above: float | None) -> dict[str, float]:
+    """What any number stays within, and is `above`: times are nanoseconds of 64 bits, which hold no infinity,
+    and what is divided by a rate must stay finite too."""
+    kinds = get_args(annotation) or (annotation,)
+    if float in kinds:
+        return {"ge": 1 / _MOST_FLOAT if above == 0 else -_MOST_FLOAT, "le": _MOST_FLOAT}
+    return {"ge": -_MOST_INT, "le": _MOST_INT} if int in kinds else {}
 
 
 def _annotation(kind: type, one: Field[Any]) -> Any:

@@ -116,7 +116,7 @@ class Scenario:
     costs: str = option(
         "step costs: measured, roofline, a shipped calibration's name, a file, or auto (best)", "auto"
     )
-    block_size: int = option("tokens in a KV block (default: the engine's)", open=True, ge=1)
+    block_size: int = option("tokens in a KV block (default: the engine's)", open=True, ge=1, le=1 << 20)
     gpu_memory_utilization: float | None = option(
         "fraction of HBM the engine may use (default: the engine's)", open=True, gt=0, le=1
     )
@@ -342,10 +342,16 @@ class Scenario:
             return None
         from pagecast.sim.machine.memory import BudgetOptions, hbm_budget
 
-        options = BudgetOptions.of(self, static_fraction=self.profile.static_fraction, **more)
+        profile = self.profile
+        options = BudgetOptions.of(
+            self,
+            static_fraction=profile.static_fraction,
+            held_batches=profile.held_batches(int(self.pipelined)),
+            **more,
+        )
         budget = hbm_budget(self.facts(), self.card(), options)
         if self.profile.holds_longest and self.kv_tokens is None:
-            shortage = budget.shortage(self.max_model_len, self.max_num_batched_tokens)
+            shortage = budget.shortage(self.max_model_len, options.held_tokens)
             if shortage:
                 raise BadInput(f"{self.profile.label} does not start: {shortage}")
         return budget

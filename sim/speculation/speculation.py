@@ -41,6 +41,7 @@ class Speculation:
         self.lookahead = config.lookahead
         self.reserved = config.reserved
         self.recomputes_block = config.recomputes_block
+        self.most = config.num_speculative_tokens
         self.padding = config.padding
         self.drafts = 0  # times a request had draft tokens verified
         self.draft_tokens = 0  # draft tokens that were verified

@@ -150,7 +150,13 @@ class OrderedSet(dict[Any, None]):
             self.pop(value, None)
 
 
+def _set_ended(scheduler: Any, ids: Any) -> None:
+    scheduler.__dict__["ended"] = OrderedSet(ids)
+
+
 offloading_scheduler.set = OrderedSet  # type: ignore[attr-defined]
+# Since 0.26 the connector stores what requests that have ended left, in the order of this set.
+Scheduler.finished_req_ids = property(lambda scheduler: scheduler.__dict__["ended"], _set_ended)
 
 
 def ends_of(job: Any) -> Any:
@@ -624,6 +630,8 @@ class Engine:
             device, host = ends_of(job)
             self._digest_job("store", number, job, device, host)
         for event in self.host_events:
+            if getattr(event, "metadata_only", False):
+                continue  # since 0.33: a write that failed; what was never there is not told to have left
             for key in event.keys:
                 digests.host(key, not event.removed)
         self.host_events.clear()

@@ -110,3 +110,14 @@ def test_loads_that_cannot_be_are_refused(fields: dict[str, Any], problem: str) 
 def test_a_load_that_makes_requests_is_not_for_a_trace() -> None:
     with pytest.raises(BadInput, match="leave input_len or the trace out"):
         Load(input_len="9").sent(replace(Load(input_len="9", num_prompts=1).trace(), recipe=None))
+
+
+def test_a_generated_trace_that_is_sent_is_drawn_again_by_its_generator() -> None:
+    sent = Load(concurrency=3, max_tokens="2x").sent(
+        Load(input_len="uniform:1-99", num_prompts=9).trace(1), 1
+    )
+    other = another(sent, 0)
+    assert other is not None
+    assert other.concurrency == sent.concurrency
+    assert other.integers("input_tokens").tolist() != sent.integers("input_tokens").tolist()
+    assert other.integers("max_tokens").tolist() == (2 * other.integers("output_tokens")).tolist()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -137,6 +137,13 @@ class _PromptRows:
         return self._rows.rows if isinstance(self._rows, _Ids) else None
 
 
+def _whole_numbers(values: Sequence[Any]) -> Sequence[int]:
+    """The same, for an array that takes booleans too. Errors: TypeError for anything but integers."""
+    if set(map(type, values)) - {int}:
+        raise TypeError("not whole numbers")
+    return values
+
+
 class _Spans:
     """Prompts given as `spans`."""
 
@@ -150,7 +157,7 @@ class _Spans:
         spans = record.items("spans")
         try:
             for content, offset, length in spans:
-                self._flat.extend((content, offset, length))
+                self._flat.extend(_whole_numbers((content, offset, length)))
         except (TypeError, ValueError, OverflowError):
             raise record.fail("spans", "must be lists of three whole numbers: text, offset, length") from None
         self._counts.append(len(spans))
@@ -191,7 +198,7 @@ class _Ids:
 
     def add(self, record: Record, input_tokens: int) -> None:
         try:
-            ids = array("q", record.items("token_ids"))
+            ids = array("q", _whole_numbers(record.items("token_ids")))
         except (TypeError, OverflowError):
             raise record.fail("token_ids", "holds something other than whole numbers") from None
         if ids and min(ids) < 0:

@@ -57,7 +57,7 @@ def server_looks() -> dict[str, WidgetLook]:
             "number_input",
             "HBM budget, fraction of the GPU",
             {
-                "min_value": 0.30,
+                "min_value": 0.05,
                 "max_value": 1.0,
                 "step": _STEP,
                 "placeholder": _OF_ENGINE,

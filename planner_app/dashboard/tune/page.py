@@ -7,8 +7,9 @@ from pagecast.planner_app.dashboard.shell.elements import failed, plain, show_ch
 from pagecast.planner_app.dashboard.shell.replays import trace_for
 from pagecast.planner_app.dashboard.shell.state import Session, session
 from pagecast.planner_app.dashboard.shell.view import PageView
+from pagecast.planner_app.dashboard.shell.workload import hits_of
 from pagecast.planner_app.dashboard.tune.charts import FIGURES, grid_map, hit_curve
-from pagecast.planner_app.dashboard.tune.searches import grid_for, hits_of, tuned_for
+from pagecast.planner_app.dashboard.tune.searches import grid_for, tuned_for
 from pagecast.planner_app.planner.tune.knobs import TuneResult
 from pagecast.planner_app.reports.sweep_charts import against_knob
 from pagecast.traces.schema import Trace

@@ -75,6 +75,8 @@ def digest(trace: Trace) -> str:
             state.update(np.ascontiguousarray(part).tobytes())
     for ids in trace.token_ids or ():
         state.update(len(ids).to_bytes(8, "little") + np.ascontiguousarray(ids).tobytes())
+    if trace.concurrency is not None:
+        state.update(repr(trace.concurrency).encode())
     if trace.recipe is not None:  # draws of the workload are its generator's
         state.update(json.dumps(trace.recipe, sort_keys=True, default=str).encode())
     return state.hexdigest()
@@ -176,7 +178,7 @@ def _otherwise_read(baseline: Baseline, file: CheckFile) -> str:
     if changes:
         return f"was made with check.{', '.join(changes)}"
     other_options = "" if baseline.reading else f" (or with another {', '.join(now)})"
-    return f"was made of another trace than {file.check.trace} is now{other_options}"
+    return f"was made of another trace than {file.check.trace or 'the load'} is now{other_options}"
 
 
 def _option_text(value: Any) -> str:

@@ -70,11 +70,13 @@ class Profile:
 
     `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not already
     from its plan; nothing can speculate then. `publish_output_at_end`: those of generated tokens from the end
-    of the request, or its preemption. Three fields describe the engine to others: `whole_prompt` tells the
-    invariant checks that the mix takes the blocks of a whole prompt at admission, `pipelined` that the engine
-    plans ahead unless told otherwise (`Limits.pipeline_depth` decides), and `numbered` that
-    its blocks have numbers, and can be drawn. `clips_max_tokens`: a `max_tokens` beyond the model's length is
-    lowered; else the request is refused. `drafting`: what is done otherwise where requests speculate.
+    of the request, or its preemption. `keeps_planned`: what a plan in flight computes of a cancelled request
+    stays findable, as it is computed all the same; else it is withdrawn. Three fields describe the engine to
+    others: `whole_prompt` tells the invariant checks that the mix takes the blocks of a whole prompt at
+    admission, `pipelined` that the engine plans ahead unless told otherwise (`Limits.pipeline_depth` decides)
+    and `numbered` that its blocks have numbers, and can be drawn. `clips_max_tokens`: a `max_tokens` beyond
+    the model's length is lowered; else the request is refused. `drafting`: what is done otherwise where
+    requests speculate.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Profile:
     groups: MakeGroups = one_full_group
     publish_at_commit: bool = False
     publish_output_at_end: bool = False
+    keeps_planned: bool = False
     whole_prompt: bool = False
     pipelined: bool = False
     offloads: bool = False
@@ -108,6 +111,10 @@ class Profile:
     def defaults(self, deployment: Deployment) -> dict[str, Any]:
         """The values of open options that the engine takes where they are not given, by flat name."""
         raise NotImplementedError
+
+    def held_batches(self, pipeline_depth: int) -> int:
+        """Steps whose tokens layers with a window hold beside it, where so many steps are planned ahead."""
+        return 1
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -197,12 +204,17 @@ class Profile:
             pipeline_depth=limits.pipeline_depth,
             at_commit=self.publish_at_commit,
             output_at_end=self.publish_output_at_end,
+            keeps_planned=self.keeps_planned,
         )
 
     def offloading(
         self, limits: Limits, memory: OffloadableMemory, running: Running, log: EventLog
     ) -> Offloading | None:
         """The host tier; None where there is none."""
+        return None
+
+    def holding_order(self, limits: Limits) -> Order | None:
+        """The order of waiting requests that hold blocks, where they come before all others."""
         return None
 
     def _memory(self, limits: Limits, log: EventLog, running: Running) -> KvMemory:
@@ -237,13 +249,13 @@ class Profile:
         lifecycle = Lifecycle(
             limits,
             memory,
-            Queue(self.order(limits), memory),
+            Queue(self.order(limits), memory, self.holding_order(limits)),
             running,
             log,
             drafter,
             self.offloading(limits, memory, running, log),
             None if self.intake is None else self.intake(limits),
-            publishes_output=self.drafting.publishes_output,
+            drafting=self.drafting,
         )
         lifecycle.clips_max_tokens = self.clips_max_tokens
         return lifecycle

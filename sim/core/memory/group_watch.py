@@ -60,7 +60,7 @@ class GroupWatch(KvEventStream):
     def named(self, request: Request, key: int, block: int, group: int, spec: GroupSpec) -> None:
         """Nothing: no hit asks for a block by such a name."""
 
-    def renamed(self, block: int, group: int) -> None:
+    def renamed(self, block: int) -> None:
         """As for `named`."""
 
     def removed(self, blocks: list[int]) -> None:

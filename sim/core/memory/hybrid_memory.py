@@ -463,7 +463,8 @@ class HybridMemory(OffloadableMemory):
             tables.published = 0  # there is more to publish once there are places
         earlier = None
         parts: list[Part] = []
-        boundaries = self._boundaries(request) if self._rules.keeps_boundaries else ()
+        boundaries = self._boundaries(request) if self._rules.keeps_boundaries else []
+        below = self.recomputes_block and self._rules.keeps_below and request in self._junctions
         for group, table in zip(self.layers, by_group, strict=True):
             if not alike:
                 full = group.full(table, whole, tokens)
@@ -472,12 +473,16 @@ class HybridMemory(OffloadableMemory):
             stored = table.stored
             if full > stored:
                 wanted = stored if stored > table.nulls else table.nulls, full, group.pieces
+                kept = boundaries
+                if below:
+                    kept = [*boundaries, self._junctions[request] - group.spec.block_size]
                 if wanted != earlier:
-                    parts = group.parts(request.keys, table, full, boundaries)
+                    parts = group.parts(request.keys, table, full, kept)
                     earlier = wanted
-                group.publish(request, table, full, parts, boundaries)
+                group.publish(request, table, full, parts, kept)
             if group.names_tails:
-                named = request.prompt_tokens - (not self._rules.names_ends)
+                ends = self._rules.names_ends or self.recomputes_block
+                named = request.prompt_tokens - (not ends)
                 group.name_tail(request, table, computed, tokens, named // self.block_size)
 
     def _boundaries(self, request: Request) -> list[int]:
@@ -492,6 +497,11 @@ class HybridMemory(OffloadableMemory):
         if junction:
             boundaries.append(junction)
         return boundaries
+
+    def hit_ends(self, request: Request) -> tuple[int, ...]:
+        """The tokens after which a load may end that a prompt like this one asks for, or a longer one."""
+        junction = self._junctions.get(request)
+        return (request.prompt_tokens - 1, junction) if junction else (request.prompt_tokens - 1,)
 
     def publishes_later(self, request: Request) -> bool:
         """Whether what a decoding request fills is published when somebody may look for it.
@@ -535,7 +545,12 @@ class HybridMemory(OffloadableMemory):
         self.writers.remove(request)
         self._junctions.pop(request, None)
         tables = self.tables.pop(request, None)
-        return [] if tables is None else self._dealt(tables)
+        if tables is None:
+            return []
+        dealt = self._dealt(tables)
+        for group, table in zip(self.layers, dealt, strict=True):
+            group.keep_tail(table)
+        return dealt
 
     def detach(self, request: Request) -> Callable[[], None]:
         """Takes a request's blocks from it, to be given back later by what is returned.

@@ -30,6 +30,9 @@ No key: no hit can ever ask for them.
 """
 
 
+TAIL = b"tail "  # the key of a block that was given back before it was full begins with this
+
+
 def mark_of(index: int, width: int) -> bytes:
     """What tells the contents of `width` groups from number `index` on from those of others, behind a key."""
     return bytes([index, width])
@@ -67,8 +70,8 @@ class LayerGroup:
         self._units = max(spec.block_size // unit, 1)
         self._unit = unit
         keeps_all = spec.kind in (KvKind.FULL, KvKind.LATENT)
-        told = pool.log.events is not None or pool.log.kv is not None
-        self.names_tails = names_tails and limits.caching and keeps_all and self._units > 1 and told
+        self._told = pool.log.events is not None or pool.log.kv is not None
+        self.names_tails = names_tails and limits.caching and keeps_all and self._units > 1
         self._size = spec.block_size
         self._reachable = _reachable(spec, aligned)
         self._segment_blocks = max(aligned // spec.block_size, 1)
@@ -190,10 +193,15 @@ class LayerGroup:
             freed_blocks = self.pool.to_be_freed(extents, tail)
             if freed_blocks:
                 self.log.add(EventKind.FREED, request.id, freed_blocks, group=self.index)
-        if self.names_tails:
-            for block in tail:
-                self.pool.tails.pop(block, None)
         self.shared_blocks -= self.pool.drop(extents, tail, self.width)
+
+    def keep_tail(self, table: Table) -> None:
+        """Keeps the content of a block that is not full and has a name, before it is given back.
+
+        No hit will ever ask for it by this name, but it counts as content until its block is taken.
+        """
+        if self.names_tails and table.tail and table.tail[0] in self.pool.tails:
+            self.pool.publish(table, 1, TAIL + str(table.tail[0]).encode(), 0, 1)
 
     # ---- publishing
 
@@ -272,7 +280,7 @@ class LayerGroup:
         if self.log.events is not None:
             self.log.add(EventKind.EVICTED, "", [block])
         if self.log.kv is not None:
-            self.log.kv.renamed(block, self.index)
+            self.log.kv.renamed(block)
 
     def name_tail(self, request: Request, table: Table, tokens: int, computed: int, keys: int) -> None:
         """Tells that the last key of a prompt, its number `keys`, within a larger block names that block too.
@@ -285,7 +293,12 @@ class LayerGroup:
             tokens = min(computed, tokens + self._size)
         if not within or keys * self._unit > tokens or not table.nulls <= place < table.places:
             return
-        block = table.blocks()[place - table.nulls]
+        if place == table.places - len(table.tail) // self.width:
+            block = table.tail[0]
+        elif self._told:
+            block = table.blocks()[place - table.nulls]
+        else:
+            return
         names = self.pool.tails.setdefault(block, set())
         if keys in names:
             return

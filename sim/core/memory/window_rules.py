@@ -15,7 +15,9 @@ class WindowRules:
     other layers had found (vLLM's prefix_cache_retention_interval 0). `sees_whole_prompt`: where hits leave
     out their last block, that block may have the last token of the prompt. `names_tails`: where groups have
     blocks of several sizes, a prompt's last key within a larger block is one more name of that block. No hit
-    asks for it: only events tell. `names_ends`: also where that key has the last token of the prompt.
+    asks for it: only events tell. `names_ends`: also where that key has the last token of the prompt; where
+    hits leave out their last block it always has. `keeps_below`: where hits leave out their last block, so
+    does one that ends where other layers had found a prefix: what it needs is kept too.
     """
 
     leaves_computed: bool = False
@@ -23,3 +25,4 @@ class WindowRules:
     sees_whole_prompt: bool = False
     names_tails: bool = False
     names_ends: bool = False
+    keeps_below: bool = False

@@ -59,6 +59,12 @@ class DiskLookups:
         self.open = []
         return True
 
+    def miss(self, names: Iterable[int]) -> None:
+        """Blocks could not be read: whoever asked for them is told that they have no file."""
+        for name in names:
+            if self._answers.get(name) is not None:
+                self._answers[name] = False
+
     def askers(self) -> set[Request]:
         """The requests whose questions, open or answered, are remembered."""
         return set(self._queries)

@@ -15,6 +15,8 @@ from pagecast.sim.core.tiers.host_eviction import (
     HostLeastRecentlyUsed,
     HostUse,
 )
+from pagecast.sim.core.tiers.offload_rules import FIRST_RULES, OffloadRules
+from pagecast.sim.core.tiers.request_access import RequestAccess, RequestAdaptive, RequestRecency
 
 HostChange = tuple[tuple[int, ...], bool]
 """Blocks that can be loaded from now on (True), or that gave way together (False)."""
@@ -31,7 +33,13 @@ class HostBlocks:
     `new_slots` are those of the blocks that `reserve` returned last, in their order.
     """
 
-    def __init__(self, room: int, eviction_policy: str = "lru", store_threshold: int = 0) -> None:
+    def __init__(
+        self,
+        room: int,
+        eviction_policy: str = "lru",
+        store_threshold: int = 0,
+        rules: OffloadRules = FIRST_RULES,
+    ) -> None:
         self.room = room
         use = HostUse()
         self.slots = use.slots
@@ -42,13 +50,22 @@ class HostBlocks:
         self.refused_stores = 0
         self.changes: list[HostChange] | None = None
         self.new_slots: list[int] = []
-        self.eviction: HostEviction = (
-            AdaptiveReplacement(room, use) if eviction_policy == "arc" else HostLeastRecentlyUsed(use)
-        )
+        adaptive = eviction_policy == "arc"
+        self._by_request: RequestRecency | RequestAdaptive | None = None
+        self.eviction: HostEviction
+        if rules.by_request:
+            recency = RequestRecency(use, by_place=rules.by_place)
+            self._by_request = RequestAdaptive(room, use, falls_back=True) if adaptive else recency
+            self.eviction = self._by_request
+        elif adaptive:
+            self.eviction = AdaptiveReplacement(room, use, falls_back=rules.falls_back_to_recent)
+        else:
+            self.eviction = HostLeastRecentlyUsed(use)
+        self._rules = rules
         self._threshold = store_threshold
         self._looks: OrderedDict[int, int] | None = OrderedDict() if store_threshold > 1 else None
         # Whether to look for blocks that are not there leaves no trace.
-        self._forgets_misses = self._looks is None and eviction_policy != "arc"
+        self._forgets_misses = rules.by_request or (self._looks is None and not adaptive)
         # Blocks looked for last, their number and `_state` then, where none of them was stored.
         self._missed: tuple[Sequence[int], int, int] = ((), 0, -1)
         self._state = 0  # changes whenever a slot gets or loses its content
@@ -74,13 +91,13 @@ class HostBlocks:
     @property
     def settles(self) -> bool:
         """Whether asking again for the same blocks changes nothing."""
-        return self._looks is None and self.eviction.settles
+        return self._by_request is not None or (self._looks is None and self.eviction.settles)
 
     # ---- looking
 
     def has(self, name: int) -> bool | None:
         """Whether a block can be loaded; None: not yet, it is being written."""
-        if self._looks is not None:
+        if self._looks is not None and not self._rules.counts_offers:
             self._count(self._looks, name)
         if name not in self.slots:
             return False
@@ -131,32 +148,57 @@ class HostBlocks:
             count += 1
         return None if late else count
 
-    def last_run(self, names: Sequence[int], length: int) -> int | None:
+    def last_run(self, names: Sequence[int], length: int, newest: int) -> int | None:
         """The end of the last `length` names in a row that can be loaded, or of those at the very start.
 
-        0: there are none. None: a block that counts is still being written.
+        A run that ends with the last name needs `newest`. 0: there are none. None: a block that counts is
+        still being written, or it is not known yet whether it is there.
         """
-        late = False
+        rules = self._rules
+        late = waits = False
         count = 0
+        needed = newest
         for place in range(len(names) - 1, -1, -1):
-            there = self.has(names[place])
-            late |= there is None
+            name = names[place]
+            pending = name in self.writing
+            there = self.has(name)
+            if there is None and rules.counts_pending:
+                pending = pending or (rules.promotions_pend and name in self.writing)
+                if not pending:
+                    late = True
+                elif rules.ends_windows:
+                    waits = True
+                else:
+                    late = True
+                there = pending
+            elif there is None:
+                late = True
             if not there:
                 count = 0
+                needed = length
+                waits = False
                 continue
             count += 1
-            if count == length:
-                return None if late else place + length
-        return None if late else count
+            if count == needed:
+                return None if late or waits else place + needed
+        return None if late or waits else count
 
     def touch(self, names: Sequence[int]) -> None:
         """Takes note that a request looked for these blocks, whether they are stored or not."""
         self.eviction.touch(names)
 
+    def ended(self, access: RequestAccess) -> None:
+        """A request has ended."""
+        assert self._by_request is not None
+        self._by_request.ended(access)
+
     # ---- loading
 
-    def pin(self, names: Iterable[int]) -> list[int]:
-        """Keeps blocks until `unpin`. Returns their slots."""
+    def pin(self, names: Sequence[int], access: RequestAccess | None = None) -> list[int]:
+        """Keeps blocks until `unpin`. Returns their slots. `access`: of the request that loads them."""
+        if access is not None:
+            assert self._by_request is not None
+            self._by_request.accessed(access.use(names, names), access)
         pins = self.pins
         for name in names:
             if name not in pins:
@@ -178,30 +220,38 @@ class HostBlocks:
 
     # ---- storing
 
-    def reserve(self, names: Sequence[int], sequence: Sequence[int] = ()) -> list[int] | None:
+    def reserve(
+        self, names: Sequence[int], sequence: Sequence[int] = (), access: RequestAccess | None = None
+    ) -> list[int] | None:
         """Makes room for those of the blocks that are not stored yet, and returns them.
 
         Their slots are in `slots`; they can be loaded from `written` on. None: there is no room now, since
         too many blocks are pinned. `sequence`: the blocks that they are of, if somebody has looked for those.
+        `access`: of the request that stores them, where that decides what gives way.
         """
         looks = self._looks
-        if self._refused and looks is None and self._is_refused_again(names):
+        if self._refused and looks is None and access is None and self._is_refused_again(names):
             return None
-        if looks is not None:
-            often = [name for name in names if looks.get(name, 0) >= self._threshold]
-            self.skipped_stores += len(names) - len(often)
-            names = often
+        if looks is not None and self._rules.counts_offers:
+            self._count_offer(looks, names)
+        if looks is not None and access is None:
+            names = self._often(looks, names)
         slots = self.slots
         stored: AbstractSet[int] = frozenset()
         missing_names = list(names)
         if not self._just_missed(sequence) and not slots.keys().isdisjoint(names):
             stored = slots.keys() & names
             missing_names = [name for name in names if name not in stored]
+        if access is not None:
+            if looks is not None:
+                missing_names = self._often(looks, missing_names)
+            self._take_note(access, names, missing_names, stored - self.writing)
         count = len(missing_names)
         missing = count - (self.room - len(slots))
         if missing > 0 and not self._give_way(missing, stored):
             self.refused_stores += 1
-            self._refused[_query(names)] = (self._state, missing)
+            if access is None:
+                self._refused[_query(names)] = (self._state, missing)
             return None
         if not count:
             return missing_names
@@ -211,8 +261,54 @@ class HostBlocks:
         self.new_slots = new_slots = self._take_slots(count)
         slots.update(zip(missing_names, new_slots, strict=True))
         self.writing.update(missing_names)
-        self.eviction.add(missing_names)
+        if access is None:
+            self.eviction.add(missing_names)
+        else:
+            assert self._by_request is not None
+            access.inserted.update(missing_names)
+            self._by_request.insert(missing_names, access)
         return missing_names
+
+    def _often(self, looks: OrderedDict[int, int], names: Sequence[int]) -> list[int]:
+        """Those of the blocks that were looked for, or offered, as often as the threshold asks."""
+        often = [name for name in names if looks.get(name, 0) >= self._threshold]
+        self.skipped_stores += len(names) - len(often)
+        return often
+
+    def _count_offer(self, looks: OrderedDict[int, int], names: Sequence[int]) -> None:
+        """Counts blocks that are to be stored. They don't push out one another."""
+        known = {name for name in names if name in looks}
+        for name in names:
+            if name in known:
+                looks.move_to_end(name)
+                looks[name] += 1
+        others = len(looks) - len(known)
+        for name in names:
+            if name in looks:
+                continue
+            if len(looks) >= _MOST_COUNTED:
+                if not others:
+                    continue
+                looks.popitem(last=False)
+                others -= 1
+            looks[name] = 1
+
+    def _take_note(
+        self,
+        access: RequestAccess,
+        names: Sequence[int],
+        missing_names: Sequence[int],
+        ready: AbstractSet[int],
+    ) -> None:
+        """A request is to store blocks, of which some are missing and others there."""
+        assert self._by_request is not None
+        new = [name for name in missing_names if name not in access.missed]
+        if new:
+            self._by_request.missed(new)
+            access.missed.update(new)
+        missing = set(missing_names)
+        used = [name for name in names if name in missing or name in ready]
+        self._by_request.accessed(access.use(used, ready), access)
 
     def _just_missed(self, sequence: Sequence[int]) -> bool:
         """Whether no block of a sequence was stored when it was looked for, and nothing has changed since."""

@@ -196,7 +196,7 @@ class AdaptiveReplacement:
     room (`target`), for one that was frequent less. A block being written does not become frequent.
     """
 
-    def __init__(self, blocks: int, use: HostUse) -> None:
+    def __init__(self, blocks: int, use: HostUse, *, falls_back: bool = False) -> None:
         self.settles = False
         self.ignores_writing = False
         self.target = 0.0
@@ -206,6 +206,7 @@ class AdaptiveReplacement:
         self.frequent_gone: OrderedDict[int, None] = OrderedDict()
         self._blocks = blocks
         self._use = use
+        self._falls_back = falls_back  # to recent blocks, where no frequent one may go
 
     def add(self, names: Sequence[int]) -> None:
         """New blocks are recent."""
@@ -234,14 +235,19 @@ class AdaptiveReplacement:
                 (self.frequent if written else self.recent)[name] = None
             elif name in self.frequent:
                 self.frequent.move_to_end(name)
-            elif name in self.recent_gone:
-                more = max(1, len(self.frequent_gone) / len(self.recent_gone))
-                self.target = min(self.target + more, self._blocks)
-                self.recent_gone.move_to_end(name)
-            elif name in self.frequent_gone:
-                less = max(1, len(self.recent_gone) / len(self.frequent_gone))
-                self.target = max(self.target - less, 0)
-                self.frequent_gone.move_to_end(name)
+            else:
+                self._learn(name)
+
+    def _learn(self, name: int) -> None:
+        """Moves the target where a block is asked for that gave way."""
+        if name in self.recent_gone:
+            more = max(1, len(self.frequent_gone) / len(self.recent_gone))
+            self.target = min(self.target + more, self._blocks)
+            self.recent_gone.move_to_end(name)
+        elif name in self.frequent_gone:
+            less = max(1, len(self.recent_gone) / len(self.frequent_gone))
+            self.target = max(self.target - less, 0)
+            self.frequent_gone.move_to_end(name)
 
     def choose(self, count: int, spared: AbstractSet[int]) -> list[int] | None:
         """Recent blocks while they have more than their room, and frequent ones otherwise."""
@@ -255,9 +261,14 @@ class AdaptiveReplacement:
                 victims.append((name, True))
                 continue
             name = next(frequent, None)
+            if name is not None:
+                victims.append((name, False))
+                continue
+            name = next(recent, None) if self._falls_back else None
             if name is None:
                 return None
-            victims.append((name, False))
+            recent_blocks -= 1
+            victims.append((name, True))
         for name, was_recent in victims:
             del (self.recent if was_recent else self.frequent)[name]
             (self.recent_gone if was_recent else self.frequent_gone)[name] = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.tiers.content import ContentNames
 from pagecast.sim.core.tiers.host_blocks import HostBlocks
+from pagecast.sim.core.tiers.offload_rules import OffloadRules
 from pagecast.sim.core.tiers.offloaded_group import OffloadedGroup
 from pagecast.sim.core.tiers.progress import Progress
 
@@ -19,7 +20,7 @@ class OffloadLookup:
     leaves out no block. `being_loaded`: names of blocks that requests are loading.
     """
 
-    def __init__(self, groups: tuple[OffloadedGroup, ...], host: HostBlocks) -> None:
+    def __init__(self, groups: tuple[OffloadedGroup, ...], host: HostBlocks, rules: OffloadRules) -> None:
         self.names = ContentNames()
         self.being_loaded: set[int] = set()
         self.windows = [group for group in groups if group.window]
@@ -27,6 +28,7 @@ class OffloadLookup:
         self.plain = len(groups) == 1 and not self.windows and not groups[0].drops_last
         self._groups = groups
         self._host = host
+        self._rules = rules
         # Full attention is looked up first, then windows.
         self._order = [group for group in groups if not group.window] + self.windows
 
@@ -37,14 +39,21 @@ class OffloadLookup:
         key_blocks = known_tokens // keys.block_size
         for group, names in zip(self._groups, progress.names, strict=True):
             blocks = key_blocks // group.units
-            if len(names) < blocks:
+            done = len(names)
+            if done < blocks:
                 new &= self.names.extend(names, keys, group.number, group.units, blocks)
+                if progress.access is not None:
+                    places = progress.access.places
+                    for place in range(done, blocks):
+                        places[names[place]] = (place + 1) * group.size, group.number
             else:
                 new = False
         return new
 
     def touch(self, progress: Progress) -> None:
         """Makes the blocks that a request was told of, or stores, the last to give way."""
+        if self._rules.by_request:
+            return
         if self.plain:
             self._host.touch(progress.names[0])
             return
@@ -117,11 +126,15 @@ class OffloadLookup:
                 most = min(most, len(names) * size)
                 if most - local < size:
                     return 0
-                reach = min(most + size, len(names) * size) if drops and group.window else most
+                beyond = drops and (group.window or self._rules.drops_marked)
+                reach = min(most + size, len(names) * size) if beyond else most
                 first = local // size
-                candidates = names[first : min(-(-reach // size), len(names))]
+                last = min(-(-reach // size), len(names))
+                candidates = names[first:last]
                 if group.window:
-                    count = self._host.last_run(candidates, group.window + drops)
+                    end = min(most, (last - drops) * size)
+                    newest = group.load_window(end) if self._rules.ends_windows else group.window
+                    count = self._host.last_run(candidates, group.window + drops, newest + drops)
                 else:
                     count = self._host.leading(candidates)
                 if count == 0:
@@ -157,7 +170,8 @@ class OffloadLookup:
         for group, names in zip(self._groups, progress.names, strict=True):
             candidates = names[local // group.size : -(-(local + hit) // group.size)]
             if group.window:
-                candidates = candidates[-group.window :]
+                window = group.load_window(local + hit) if self._rules.ends_windows else group.window
+                candidates = candidates[-window:]
             if not self.being_loaded.isdisjoint(candidates):
                 return True
         return False

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.tiers.offload_rules import OffloadRules
 
 
 class OffloadedGroup(NamedTuple):
     """One KV group. `size`: tokens of an offloaded block; `units`: key blocks of it.
 
-    `window`: how many offloaded blocks a window needs; 0 where every token is kept. `segment`: where larger
-    blocks of other groups leave only some places at which a hit can end, their distance in offloaded blocks;
-    else 0. `drops_last`: hits leave out their last block (EAGLE).
+    `window`: how many offloaded blocks a window needs, `window_tokens` its tokens; 0 where every token is
+    kept. `segment`: where larger blocks of other groups leave only some places at which a hit can end, their
+    distance in offloaded blocks; else 0. `short_segments`: the last one may be shorter. `aligned`: tokens
+    between places at which a hit may end, where only those near boundaries count; else 0. `drops_last`: hits
+    leave out their last block (EAGLE).
     """
 
     number: int
@@ -22,16 +26,39 @@ class OffloadedGroup(NamedTuple):
     size: int
     units: int
     window: int
+    window_tokens: int
     segment: int
+    short_segments: bool
+    aligned: int
     drops_last: bool
 
-    def is_reachable(self, place: int) -> bool:
-        """Whether a load can ever ask for the offloaded block at a place."""
-        return not self.segment or place % self.segment >= self.segment - self.window
+    def is_reachable(self, place: int, last: int) -> bool:
+        """Whether a load can ever ask for the offloaded block at a place. Blocks are stored up to `last`."""
+        if not self.segment:
+            return True
+        within = place % self.segment
+        if not self.short_segments:
+            return within >= self.segment - self.window
+        length = min(self.segment, last - place + within)
+        return within >= length - self.window - self.drops_last
+
+    def near(self, boundaries: Sequence[int]) -> list[range]:
+        """The places of device blocks that a hit needs which ends at one of the boundaries, in tokens."""
+        assert self.aligned
+        needed = -(-(self.window_tokens - 1) // self.block_size) + self.drops_last
+        ends = [tokens // self.aligned * self.aligned // self.block_size for tokens in boundaries]
+        return [range(end + self.drops_last - needed, end + self.drops_last) for end in ends]
+
+    def load_window(self, tokens: int) -> int:
+        """How many offloaded blocks a load needs that ends after `tokens`, maybe within one."""
+        return max(self.window, -(-(self.window_tokens - 1 + -tokens % self.size) // self.size))
 
 
-def offloaded_groups(limits: Limits, factor: int, *, drops_last: bool) -> tuple[OffloadedGroup, ...]:
-    """The groups of a replica. Errors: BadInput where a host tier does not serve one of them (as vLLM's)."""
+def offloaded_groups(
+    limits: Limits, factor: int, rules: OffloadRules, *, drops_last: bool, near_boundaries: bool
+) -> tuple[OffloadedGroup, ...]:
+    """The groups of a replica. `near_boundaries`: as `WindowRules.keeps_boundaries`.
+    Errors: BadInput where a host tier does not serve one of them (as vLLM's)."""
     specs = limits.groups or (GroupSpec(KvKind.FULL, limits.block_size),)
     for spec in specs:
         if spec.kind in (KvKind.CHUNK, KvKind.STATE):
@@ -40,6 +67,8 @@ def offloaded_groups(limits: Limits, factor: int, *, drops_last: bool) -> tuple[
         raise BadInput("offloaded blocks of several device blocks need one block size in all KV groups")
     full = {spec.block_size * factor for spec in specs if spec.kind is not KvKind.WINDOW}
     aligned = full.pop() if len(full) == 1 else 0
+    if near_boundaries and not aligned and all(spec.kind is KvKind.WINDOW for spec in specs):
+        aligned = max(spec.block_size for spec in specs) * factor
     groups = []
     for number, spec in enumerate(specs):
         size = spec.block_size * factor
@@ -47,6 +76,19 @@ def offloaded_groups(limits: Limits, factor: int, *, drops_last: bool) -> tuple[
         segment = aligned // size if window and aligned > size else 0
         if window >= segment:
             segment = 0
-        units = size // limits.block_size
-        groups.append(OffloadedGroup(number, spec.block_size, size, units, window, segment, drops_last))
+        near = aligned if near_boundaries and window and aligned % spec.block_size == 0 else 0
+        groups.append(
+            OffloadedGroup(
+                number,
+                spec.block_size,
+                size,
+                size // limits.block_size,
+                window,
+                spec.window if window else 0,
+                0 if near_boundaries else segment,
+                rules.stores_short_segments,
+                near,
+                drops_last and not rules.drops_marked,
+            )
+        )
     return tuple(groups)

@@ -5,13 +5,15 @@ that computes them is planned; the copy follows the step. A waiting request asks
 hit. It may be told to ask again (`ask` returns None): blocks it wants are still being stored, or another
 request is loading them. A request that loads waits in the queue and holds its blocks.
 
-Source: vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py (0.24).
+Source: vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py (0.24; what newer versions
+changed is in `OffloadRules`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.events import EventKind, EventLog
@@ -24,16 +26,27 @@ from pagecast.sim.core.running import Running
 from pagecast.sim.core.tier_spec import HostTierSpec
 from pagecast.sim.core.tiers.host_blocks import HostBlocks
 from pagecast.sim.core.tiers.offload_lookup import OffloadLookup
+from pagecast.sim.core.tiers.offload_rules import OffloadRules
 from pagecast.sim.core.tiers.offloaded_group import OffloadedGroup, offloaded_groups
 from pagecast.sim.core.tiers.progress import Progress, TransferJob
+from pagecast.sim.core.tiers.request_access import RequestAccess
 from pagecast.sim.core.tiers.watched_blocks import WatchedBlocks
+
+
+class Ending(NamedTuple):
+    """A request that has ended: `tokens` of it may be stored, near `hit_ends` where only these count."""
+
+    tokens: int
+    hit_ends: tuple[int, ...]
 
 
 class Offloading:
     """The host tier of one replica, and the transfers to and from it.
 
     `loading` are the requests whose load is under way. `holders` are all that hold blocks and wait in the
-    queue: those that load, and those whose load has ended. `jobs` are the transfers under way by number.
+    queue: those that load, and those whose load has ended. One whose load has failed without a prefix hit
+    stays among them, although it has no blocks any more. `jobs` are the transfers under way by number.
+    `hit_ends(request)`: after which tokens a hit may end, where only blocks near these places are kept.
     """
 
     def __init__(
@@ -43,10 +56,11 @@ class Offloading:
         memory: OffloadableMemory,
         running: Running,
         log: EventLog,
-        *,
-        drops_last: bool = False,
+        rules: OffloadRules,
+        hit_ends: Callable[[Request], tuple[int, ...]] | None = None,
     ) -> None:
         self.spec = spec
+        self.rules = rules
         self.host = self._make_host(spec)
         self.jobs: dict[int, TransferJob] = {}
         self.loading: dict[Request, None] = {}
@@ -54,8 +68,16 @@ class Offloading:
         self.loaded_blocks = 0
         self.stored_blocks = 0
         self.lost_loads = 0
-        self.groups: tuple[OffloadedGroup, ...] = offloaded_groups(limits, spec.factor, drops_last=drops_last)
+        self.groups: tuple[OffloadedGroup, ...] = offloaded_groups(
+            limits,
+            spec.factor,
+            rules,
+            drops_last=memory.recomputes_block,
+            near_boundaries=hit_ends is not None,
+        )
         self.memory = memory
+        self._hit_ends = hit_ends
+        self._endings: dict[Request, Ending] = {}  # of requests whose last blocks the next plan stores
         self._running = running
         self._log = log
         self._caching = limits.caching
@@ -68,7 +90,7 @@ class Offloading:
         self.deferred_frees: deque[tuple[int, Callable[[], None]]] = deque()
         self._refused: set[Request] = set()  # there was no room when they last stored something
         self._room_made = False  # a transfer has ended since somebody tried
-        self._lookup = OffloadLookup(self.groups, self.host)
+        self._lookup = OffloadLookup(self.groups, self.host, rules)
         self._watched = WatchedBlocks(memory, self.groups, spec.factor)
         if log.kv is not None:
             self.host.changes = []
@@ -88,7 +110,12 @@ class Offloading:
         return bool(self._abandoned or self.deferred_frees)
 
     def _make_host(self, spec: HostTierSpec) -> HostBlocks:
-        return HostBlocks(spec.blocks, spec.policy.eviction_policy, spec.policy.store_threshold)
+        return HostBlocks(spec.blocks, spec.policy.eviction_policy, spec.policy.store_threshold, self.rules)
+
+    def _make_progress(self, request: Request) -> Progress:
+        access = RequestAccess() if self.rules.by_request else None
+        progress = self._progress[request] = Progress(len(self.groups), access)
+        return progress
 
     # ---- quiet time
 
@@ -100,7 +127,7 @@ class Offloading:
         ended, or once fewer of its blocks are in a window. 1 where blocks may be given back meanwhile, or a
         log says in which step a transfer ended. Else the end of a transfer changes nothing they could see.
         """
-        if self._watched.stores or not self.spec.policy.offload_prompt_only:
+        if self._watched.stores or self._endings or not self.spec.policy.offload_prompt_only:
             return 0
         if self._refused and (self.jobs or self._room_made or self._lookup.windows):
             return 0
@@ -119,10 +146,12 @@ class Offloading:
         """Tokens that a waiting request can load beyond its prefix hit of `local`; None: ask again later."""
         progress = self._progress.get(request)
         if progress is None:
-            progress = self._progress[request] = Progress(len(self.groups))
+            progress = self._make_progress(request)
         else:
             for table in progress.tables:
                 table.clear()
+            if self.rules.offers_again:
+                progress.stored = [0] * len(self.groups)
             if progress.jobs:
                 return None
         return self._lookup.tokens(progress, request, local)
@@ -146,7 +175,7 @@ class Offloading:
             if first < last:
                 names_to_load += names[first // factor : offloaded]
             progress.stored[group.number] = offloaded
-        slots = self.host.pin(names_to_load)
+        slots = self.host.pin(names_to_load, progress.access)
         blocks: list[int] = []
         places: list[int] = []
         for part, first, shift in parts:
@@ -191,17 +220,18 @@ class Offloading:
         """A request whose load has ended runs from now on, or waits without blocks."""
         self.holders.pop(request, None)
 
-    def reserved_blocks(self, max_model_len: int | None) -> int:
-        """Blocks that requests with chunks to come, and those that loaded or load, will still take."""
+    def reserved_blocks(self, max_model_len: int | None, *, drafts: int = 0, beside: int = 0) -> int:
+        """Blocks that requests with chunks to come, and those that loaded or load, will still take.
+
+        `drafts`: so many draft tokens of each are counted, too. `beside`: as are so many blocks.
+        """
         reserved = 0
         for request in (*self.holders, *self._running.chunked):
             if request.state is not State.DECODE:
-                tokens = (
-                    request.known_tokens
-                    if max_model_len is None
-                    else min(request.known_tokens, max_model_len)
-                )
-                reserved += self.memory.still_needed(request, tokens)
+                tokens = request.known_tokens
+                if max_model_len is not None and tokens > max_model_len:
+                    tokens = max_model_len
+                reserved += self.memory.still_needed(request, tokens + drafts) + beside
         return reserved
 
     # ---- storing
@@ -219,7 +249,7 @@ class Offloading:
         `newcomers`: the requests admitted, or that began to load, in this step. Notes which stores must be
         done before it (`take_flushed`).
         """
-        if self._watched.stores or self._lookup.windows:
+        if self._watched.stores or self._lookup.windows or self._endings:
             self._watched.begin_step(chunks, decodes, newcomers, self._progress, preempted=preempted)
         self._room_made = False
         transfers: list[Transfer] = []
@@ -227,6 +257,8 @@ class Offloading:
             transfer = self._store(request, tokens)
             if transfer is not None:
                 transfers.append(transfer)
+        if self._endings:
+            transfers += self._store_endings()
         if self._log.kv is not None and self.host.changes:
             self._tell(self._log.kv)
         return transfers
@@ -266,7 +298,7 @@ class Offloading:
     def _store(self, request: Request, tokens: int) -> Transfer | None:
         progress = self._progress.get(request)
         if progress is None:
-            progress = self._progress[request] = Progress(len(self.groups))
+            progress = self._make_progress(request)
         if request in self._refused:
             self._refused.remove(request)
             if request.state is State.DECODE:
@@ -275,12 +307,73 @@ class Offloading:
         if self._lookup.plain:
             return self._store_plain(request, progress, tokens)
         self._lookup.extend(progress, request, tokens)
+        if not self._lookup.windows:
+            tables = [self.memory.blocks(request, group.number) for group in self.groups]
+        else:
+            tables = progress.tables
+        ends = None if self._hit_ends is None else self._hit_ends(request)
+        return self._store_groups(request, progress, tokens, tables, ends)
+
+    def _store_endings(self) -> list[Transfer]:
+        """Stores what requests left that have ended since the last plan. They store nothing any more."""
+        transfers = []
+        for request, ending in self._endings.items():
+            progress = self._progress[request]
+            self._lookup.extend(progress, request, request.prompt_tokens + request.output_tokens)
+            transfer = self._store_groups(request, progress, ending.tokens, progress.tables, ending.hit_ends)
+            if transfer is not None:
+                transfers.append(transfer)
+                self._watched.watch_late(self.jobs[transfer.job].blocks, transfer.job)
+        for request in self._endings:
+            self._end(request, self._progress[request])
+        self._endings.clear()
+        self._watched.relax(noting=False)
+        return transfers
+
+    def _end(self, request: Request, progress: Progress) -> None:
+        """A request has stored all that it ever will."""
+        progress.ended = True
+        if progress.access is not None:
+            self.host.ended(progress.access)
+        if not progress.jobs:
+            del self._progress[request]
+
+    def _storable(self, group: OffloadedGroup, request: Request, tokens: int) -> int:
+        """How many of the offloaded blocks of a request's first tokens may be stored, from the start."""
+        last = tokens // group.size
+        if not group.drops_last:
+            return last
+        settled = request in self._endings and self.rules.leaves_last_token
+        if self.rules.stores_prompt_ends and (settled or tokens <= request.prompt_tokens):
+            return last
+        return max(0, last - 1)
+
+    def _advance(self, progress: Progress, group: OffloadedGroup, tokens: int, last: int) -> None:
+        """Takes note that a group's blocks up to the `last` that may be stored of so many tokens need no
+        storing any more."""
+        if not self.rules.stores_prompt_ends:
+            progress.stored[group.number] = tokens // group.size
+        elif last > progress.stored[group.number]:
+            progress.stored[group.number] = last
+
+    def _store_groups(
+        self,
+        request: Request,
+        progress: Progress,
+        tokens: int,
+        tables: list[list[int]],
+        hit_ends: tuple[int, ...] | None,
+    ) -> Transfer | None:
+        """Stores a request's blocks up to a token. `tables`: its device blocks, group by group."""
+        lasts: list[int] = []  # per group
         names: list[int] = []
+        factor = self.spec.factor
         for group in self.groups:
             number = group.number
-            last = tokens // group.size
-            if group.drops_last:
-                last = max(0, last - 1)
+            last = self._storable(group, request, tokens)
+            if request in self._endings:
+                last = min(last, len(tables[number]) // factor, len(progress.names[number]))
+            lasts.append(last)
             first = progress.stored[number]
             if last <= first:
                 continue
@@ -288,20 +381,42 @@ class Offloading:
             if not group.window:
                 names += of_group[first:last]
                 continue
-            table = progress.tables[number]
-            factor = self.spec.factor
+            near = group.near(hit_ends) if hit_ends is not None and group.aligned else None
             for place in range(first, last):
-                if table[(place + 1) * factor - 1] != self.memory.null and group.is_reachable(place):
+                if self._is_wanted(group, place, last, tables[number], near):
                     names.append(of_group[place])
-        new_names = self.host.reserve(names) if names else []
+        new_names = self.host.reserve(names, (), progress.access) if names else []
         if new_names is None:
-            self._refused.add(request)
+            if request not in self._endings:
+                self._refused.add(request)
             return None
         if not new_names:
-            progress.stored = [tokens // group.size for group in self.groups]
+            for group, last in zip(self.groups, lasts, strict=True):
+                self._advance(progress, group, tokens, last)
             return None
         self._lookup.touch(progress)
-        return self._copy(request, progress, new_names, tokens)
+        transfer = self._copy(request, progress, new_names, tables, lasts)
+        for group, last in zip(self.groups, lasts, strict=True):
+            self._advance(progress, group, tokens, last)
+        return transfer
+
+    def _is_wanted(
+        self, group: OffloadedGroup, place: int, last: int, table: list[int], near: list[range] | None
+    ) -> bool:
+        """Whether the offloaded block at a place of a window's table is there, and may be of use."""
+        factor = self.spec.factor
+        null = self.memory.null
+        blocks = range(place * factor, (place + 1) * factor)
+        if table[blocks[-1]] == null:
+            return False
+        if near is None:
+            return group.is_reachable(place, last) and not (
+                self.rules.stores_whole_blocks and any(table[block] == null for block in blocks)
+            )
+        reachable = [block for block in blocks if any(block in places for places in near)]
+        if self.rules.stores_whole_blocks and any(table[block] == null for block in reachable):
+            return False
+        return bool(reachable)
 
     def _store_plain(self, request: Request, progress: Progress, tokens: int) -> Transfer | None:
         """`_store` where there is one group that keeps all tokens."""
@@ -311,18 +426,20 @@ class Offloading:
         sequence = progress.names[0]
         if len(sequence) < last:
             self._lookup.extend(progress, request, tokens)
-        new_names = host.reserve(sequence[first:last], sequence) if first < last else []
+        new_names = host.reserve(sequence[first:last], sequence, progress.access) if first < last else []
         if new_names is None:
             self._refused.add(request)
             return None
         count = len(new_names)
         if not count:
-            progress.stored[0] = last
+            self._advance(progress, self.groups[0], tokens, last)
             return None
         if count < len(sequence) or not host.eviction.ignores_writing:
             host.touch(sequence)
         if count < last - first or self.spec.factor > 1:
-            return self._copy(request, progress, new_names, tokens)
+            transfer = self._copy(request, progress, new_names, [self.memory.blocks(request)], [last])
+            progress.stored[0] = last
+            return transfer
         # Nothing of its next blocks was stored, as nearly always.
         progress.stored[0] = last
         blocks = self.memory.blocks(request)
@@ -331,15 +448,20 @@ class Offloading:
         job = self._begin(request, progress, new_names, tuple(blocks), is_store=True)
         return self._transfer(job, host.new_slots)
 
-    def _copy(self, request: Request, progress: Progress, new_names: list[int], tokens: int) -> Transfer:
+    def _copy(
+        self,
+        request: Request,
+        progress: Progress,
+        new_names: list[int],
+        tables: list[list[int]],
+        lasts: list[int],
+    ) -> Transfer:
         in_copy = set(new_names)
         blocks: list[int] = []
         places: list[int] = []
         windowed: list[int] = []
-        for group in self.groups:
+        for group, table, last in zip(self.groups, tables, lasts, strict=True):
             number = group.number
-            last = tokens // group.size
-            table = progress.tables[number] if self._lookup.windows else self.memory.blocks(request, number)
             first = progress.stored[number]
             names = progress.names[number][first:last]
             group_blocks, group_places = self._places(names, table, first, in_copy)
@@ -347,7 +469,6 @@ class Offloading:
             places += group_places
             if group.window:
                 windowed += group_blocks
-            progress.stored[number] = last
         job = self._begin(request, progress, new_names, blocks, is_store=True)
         self._watched.watch(windowed, job.number)
         return self._transfer(job, places)
@@ -394,9 +515,18 @@ class Offloading:
         if progress is not None:
             self._watched.require(progress.jobs)
             self._refused.discard(request)
+            self._note_tables(request, progress)
 
-    def ended(self, request: Request) -> bool:
-        """A request has ended, and is about to give its blocks back. False: it keeps them for a load."""
+    def _note_tables(self, request: Request, progress: Progress) -> None:
+        """Keeps the numbers of a running request's blocks, which it is about to give back."""
+        if self.rules.stores_endings and not self._lookup.windows and self.memory.holds(request):
+            progress.tables = [list(self.memory.blocks(request, group.number)) for group in self.groups]
+
+    def ended(self, request: Request, computed: int | None = None) -> bool:
+        """A request has ended, and is about to give its blocks back. False: it keeps them for a load.
+
+        `computed`: tokens that plans computed, where it did not come to its end by itself.
+        """
         progress = self._progress.get(request)
         if progress is None:
             return True
@@ -408,18 +538,32 @@ class Offloading:
             self._refused.discard(request)
         if self.holders:
             self.holders.pop(request, None)
-        if not progress.jobs:
+        if self.rules.stores_endings:
+            if request.state is not State.LOADING:
+                self._note_tables(request, progress)
+            hit_ends = () if self._hit_ends is None else self._hit_ends(request)
+            self._endings[request] = Ending(self._left_to_store(request, computed), hit_ends)
+        elif not progress.jobs:
             del self._progress[request]
             return True
         for number in progress.jobs:
             job = self.jobs[number]
             if job.is_store:
                 self._watched.watch(job.blocks, number)
-        self._watched.watch_until_done()
+        self._watched.watch_until_done(noting=self.rules.stores_endings)
         if request in self.loading:
             self._abandoned.add(request)
             return False
         return True
+
+    def _left_to_store(self, request: Request, computed: int | None) -> int:
+        """Up to which token blocks of a request that has ended may be stored."""
+        tokens = request.prompt_tokens + request.output_tokens
+        if computed is not None and self.rules.stores_computed:
+            tokens = min(computed, tokens)
+        elif self.rules.leaves_last_token:
+            tokens = max(request.prompt_tokens, tokens - 1)
+        return min(tokens, request.prompt_tokens) if self.spec.policy.offload_prompt_only else tokens
 
     def keep(self, step: int, give_back: Callable[[], None]) -> None:
         """Keeps blocks until a step has been executed, the newest in flight."""
@@ -463,7 +607,7 @@ class Offloading:
             job = self.jobs.pop(number, None)
             if job is not None:
                 self._finish(job, failed=number in lost)
-        self._watched.relax()
+        self._watched.relax(noting=bool(self._endings))
         if self._log.kv is not None and self.host.changes:
             self._tell(self._log.kv)
         if self._lookup.names.many:
@@ -502,7 +646,7 @@ class Offloading:
                     request.computed_tokens = progress.local
             if self._log.events is not None:
                 self._log.add(EventKind.LOADED, request.id, detail=f"job={job.number}")
-        if not progress.jobs and not request.alive:
+        if not progress.jobs and (progress.ended if self.rules.stores_endings else not request.alive):
             del self._progress[request]
 
     def _tell(self, kv: KvEventStream) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pagecast.sim.core.request import Request
+from pagecast.sim.core.tiers.request_access import RequestAccess
 
 
 class TransferJob:
@@ -26,13 +27,15 @@ class Progress:
     """How far a request is offloaded, for each group.
 
     `names`: of its blocks, as far as they are known. `stored`: offloaded blocks, from the start, that need no
-    storing any more. `tables`: its device blocks as the connector knows them, where groups have windows.
-    `hits`: offloaded blocks found when it was last asked for. `jobs`: its transfers under way.
+    storing any more. `tables`: its device blocks as the connector knows them, where groups have windows, or
+    where it runs no more. `hits`: offloaded blocks found when it was last asked for. `jobs`: its transfers
+    under way. `access`: what it did with the host, where that decides what gives way. `ended`: it has ended,
+    and stores nothing any more.
     """
 
-    __slots__ = ("hits", "jobs", "local", "names", "stored", "tables")
+    __slots__ = ("access", "ended", "hits", "jobs", "local", "names", "stored", "tables")
 
-    def __init__(self, groups: int) -> None:
+    def __init__(self, groups: int, access: RequestAccess | None = None) -> None:
         self.names: list[list[int]] = [[]]
         self.tables: list[list[int]] = [[]]
         if groups > 1:
@@ -42,3 +45,5 @@ class Progress:
         self.hits = [0] * groups
         self.local = 0
         self.jobs: list[int] = []
+        self.access = access
+        self.ended = False

@@ -14,21 +14,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.tiers.disk import Disk, DiskJob
 from pagecast.sim.core.tiers.host_blocks import HostBlocks
+from pagecast.sim.core.tiers.offload_rules import FIRST_RULES, OffloadRules
+from pagecast.sim.core.tiers.request_access import RequestAccess
 
 
 class TieredBlocks(HostBlocks):
-    """`HostBlocks` with a disk. `asking` is the request whose blocks are looked up.
+    """`HostBlocks` with a disk. `asking` is the request whose blocks are looked up, `access` what it did.
 
     `promoting` are the blocks that a request asks to be promoted after the step in the making; `promoted` are
     those that a promotion brought and no request has loaded yet. Ends of jobs are taken
     note of at most once from one `end_schedule` to the next, when somebody looks or stores.
     """
 
-    def __init__(self, room: int, eviction_policy: str = "lru") -> None:
-        super().__init__(room, eviction_policy)
+    def __init__(self, room: int, eviction_policy: str = "lru", rules: OffloadRules = FIRST_RULES) -> None:
+        super().__init__(room, eviction_policy, rules=rules)
         self._forgets_misses = False  # the disk is asked
         self.disk = Disk()
         self.asking: Request | None = None
+        self.access: RequestAccess | None = None
         self.promoted: set[int] = set()
         self.refused_promotions = 0
         self.ended_jobs: list[DiskJob] = []  # whose ends were taken note of, for the log
@@ -60,7 +63,7 @@ class TieredBlocks(HostBlocks):
 
     def _promote(self, name: int, request: Request) -> bool:
         refused = self.refused_stores
-        if super().reserve((name,)) is None:
+        if super().reserve((name,), (), self.access) is None:
             self.refused_stores = refused
             self.refused_promotions += 1
             return False
@@ -69,11 +72,13 @@ class TieredBlocks(HostBlocks):
 
     # ---- storing
 
-    def reserve(self, names: Sequence[int], sequence: Sequence[int] = ()) -> list[int] | None:
+    def reserve(
+        self, names: Sequence[int], sequence: Sequence[int] = (), access: RequestAccess | None = None
+    ) -> list[int] | None:
         """Makes room for blocks that come from the device (see `HostBlocks.reserve`)."""
-        if not self._polled:
+        if not self._polled or self._rules.polls_stores:
             self._poll()
-        names_to_store = super().reserve(names, sequence)
+        names_to_store = super().reserve(names, sequence, access)
         if names_to_store and self.promoted:
             self.promoted.difference_update(names_to_store)
         return names_to_store
@@ -98,6 +103,8 @@ class TieredBlocks(HostBlocks):
                 self.unpin(job.names)
                 continue
             self.written(job.names, failed=lost)
+            if lost and self._rules.misses_failed:
+                self.disk.lookups.miss(job.names)
             if not lost:
                 self.promoted.update(job.names)
 

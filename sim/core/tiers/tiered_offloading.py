@@ -14,7 +14,7 @@ from pagecast.sim.core.tier_spec import HostTierSpec
 from pagecast.sim.core.tiers.disk import Disk
 from pagecast.sim.core.tiers.host_blocks import HostBlocks
 from pagecast.sim.core.tiers.offloading import Offloading
-from pagecast.sim.core.tiers.progress import TransferJob
+from pagecast.sim.core.tiers.progress import Progress, TransferJob
 from pagecast.sim.core.tiers.tiered_blocks import TieredBlocks
 
 
@@ -23,7 +23,7 @@ class TieredOffloading(Offloading):
     each end of transfers, and tells `disk.end` of their ends before the next plan. `tiers` is its `host`."""
 
     def _make_host(self, spec: HostTierSpec) -> HostBlocks:
-        self.tiers = TieredBlocks(spec.blocks, spec.policy.eviction_policy)
+        self.tiers = TieredBlocks(spec.blocks, spec.policy.eviction_policy, self.rules)
         return self.tiers
 
     @property
@@ -44,6 +44,8 @@ class TieredOffloading(Offloading):
     def ask(self, request: Request, local: int) -> int | None:
         """Tokens that a waiting request can load beyond its prefix hit; None: ask again later."""
         self.tiers.asking = request
+        progress = self._progress.get(request) or self._make_progress(request)
+        self.tiers.access = progress.access
         return super().ask(request, local)
 
     def load(self, request: Request, tokens: int) -> Transfer:
@@ -68,19 +70,38 @@ class TieredOffloading(Offloading):
         *,
         preempted: bool,
     ) -> list[Transfer]:
-        """The transfers that store blocks after a step; the step's promotions begin before."""
-        for job in self.tiers.end_schedule():
-            self._log_job(EventKind.PROMOTING, job.request, job.number)
+        """The transfers that store blocks after a step; the step's promotions begin before, or after."""
+        if not self.rules.polls_stores:
+            self._begin_promotions()
         transfers = super().stores(chunks, decodes, newcomers, preempted=preempted)
+        if self.rules.polls_stores:
+            self._begin_promotions()
         self._log_ended()
         return transfers
 
-    def ended(self, request: Request) -> bool:
+    def _begin_promotions(self) -> None:
+        for job in self.tiers.end_schedule():
+            self._log_job(EventKind.PROMOTING, job.request, job.number)
+
+    def ended(self, request: Request, computed: int | None = None) -> bool:
         """A request has ended (see `Offloading.ended`)."""
-        gives_back = super().ended(request)
-        if request not in self._progress:
-            self.disk.lookups.forget(request)
+        gives_back = super().ended(request, computed)
+        if not self.rules.forgets_after_stores:
+            if request not in self._progress:
+                self.disk.lookups.forget(request)
+        elif not self.rules.forgets_with_plan:
+            self._forget(request)
         return gives_back
+
+    def _end(self, request: Request, progress: Progress) -> None:
+        super()._end(request, progress)
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        """Forgets what a request asked that has ended, unless it has stores under way."""
+        progress = self._progress.get(request)
+        if progress is None or not any(self.jobs[number].is_store for number in progress.jobs):
+            self.disk.lookups.forget(request)
 
     def _finish(self, job: TransferJob, *, failed: bool) -> None:
         super()._finish(job, failed=failed)
@@ -89,6 +110,8 @@ class TieredOffloading(Offloading):
             self._log_job(EventKind.CASCADING, job.request, cascade.number)
         if job.request not in self._progress:
             self.disk.lookups.forget(job.request)
+        elif self.rules.forgets_after_stores and self._progress[job.request].ended:
+            self._forget(job.request)
 
     def _log_job(self, kind: EventKind, request: Request, number: int) -> None:
         if self._log.events is not None:

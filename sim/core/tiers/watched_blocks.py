@@ -30,6 +30,7 @@ class WatchedBlocks:
         self._factor = factor
         self._until_done = False  # the memory takes notes until nothing is watched any more
         self._due: dict[int, None] = {}
+        self._new: set[int] = set()  # blocks given to requests in this step
         if self._windows:
             memory.watch_allocations(on=True)
 
@@ -38,11 +39,21 @@ class WatchedBlocks:
         for block in blocks:
             self.stores.setdefault(block, set()).add(number)
 
-    def watch_until_done(self) -> None:
-        """Has the memory take notes while anything is watched: a request is about to give blocks back."""
-        if self.stores:
+    def watch_until_done(self, *, noting: bool) -> None:
+        """Has the memory take notes while anything is watched: a request is about to give blocks back.
+
+        `noting`: until the next plan in any case.
+        """
+        if (self.stores or noting) and not self._until_done:
             self._until_done = not self._windows
             self._memory.watch_allocations(on=True)
+
+    def watch_late(self, blocks: Iterable[int], number: int) -> None:
+        """Watches blocks of a request that has ended; some may have been given to others in this step."""
+        for block in blocks:
+            self.stores.setdefault(block, set()).add(number)
+            if block in self._new:
+                self._due[number] = None
 
     def end_store(self, number: int, blocks: Iterable[int]) -> None:
         """A store of these blocks has ended."""
@@ -53,9 +64,9 @@ class WatchedBlocks:
                 if not stores:
                     del self.stores[block]
 
-    def relax(self) -> None:
-        """Has the memory take no more notes where nothing is watched any more."""
-        if self._until_done and not self.stores:
+    def relax(self, *, noting: bool) -> None:
+        """Has the memory take no more notes where nothing is watched any more, unless `noting`."""
+        if self._until_done and not self.stores and not noting:
             self._until_done = False
             self._memory.watch_allocations(on=False)
 
@@ -85,6 +96,7 @@ class WatchedBlocks:
             for group in self._groups:
                 new.update(memory.blocks(request, group.number))
         new.discard(memory.null)
+        self._new = new
         if self._windows:
             self._update_tables(computing, new, set(newcomers), progress)
         if self.stores:

@@ -64,6 +64,11 @@ class CorrectedCosts(ScaledCosts):
         self.name, self.corrections = corrections.name, corrections
         self._added_ns = round(corrections.step_s * 1e9)
 
+    @property
+    def corrected_name(self) -> str:
+        """The costs that are corrected."""
+        return self._costs.name
+
     def corrected(self, corrections: Corrections) -> CorrectedCosts:
         """The same with other corrections."""
         return CorrectedCosts(self._costs, corrections)
@@ -74,8 +79,7 @@ class CorrectedCosts(ScaledCosts):
 
     def decode_line(self, n: int) -> DecodeLine:
         """Device time of a pure decode step of `n` requests."""
-        line = super().decode_line(n)
-        return line._replace(base=max(line.base + self._added_ns * FEMTO, FEMTO))
+        return super().decode_line(n).longer(self._added_ns * FEMTO)
 
     def host_ns(self, requests: int) -> int:
         """CPU time a step adds when nothing overlaps it."""

@@ -1,6 +1,7 @@
 """Cancellation at any instant: idempotent, references dropped once, nothing half written is found; churn."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagecast.sim.core.cache_policy import EVICTIONS, CachePolicy
 from pagecast.sim.core.check import check
+from pagecast.sim.core.engines.nano_vllm.profile import NANO_VLLM
 from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.plan import Outcome
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.scheduler import Scheduler
 
@@ -51,9 +54,14 @@ def test_waiting(depth: int) -> None:
     assert s.plan(0) is None
 
 
+@pytest.mark.parametrize(("keeps_planned", "found"), [(False, 16), (True, 32)])
 @pytest.mark.parametrize("depth", [0, 1])
-def test_with_a_chunk_in_flight_nothing_of_it_is_found(depth: int) -> None:
-    s = scheduler(depth)
+def test_a_chunk_in_flight_is_found_where_the_engine_keeps_what_is_planned(
+    depth: int, keeps_planned: bool, found: int
+) -> None:
+    assert VLLM.keeps_planned and not NANO_VLLM.keeps_planned
+    limits = Limits(24, SIZE, 8, 16, pipeline_depth=depth)
+    s = Scheduler(limits, replace(VLLM, keeps_planned=keeps_planned))
     s.submit(one := request("a", 1, 40, 2))
     s.commit(s.plan(0))
     plan = s.plan(0)
@@ -61,7 +69,17 @@ def test_with_a_chunk_in_flight_nothing_of_it_is_found(depth: int) -> None:
     s.commit(plan)
     s.submit(other := request("b", 1, 40, 2))
     s.plan(0)
-    assert other.cached_tokens == 16, "the first chunk was computed, the second may not have been"
+    assert other.cached_tokens == found, "the first chunk was computed, the second may not have been"
+
+
+def test_what_a_failed_chunk_was_to_fill_is_not_found() -> None:
+    s = scheduler(0)
+    s.submit(request("a", 1, 40, 2))
+    s.commit(s.plan(0))
+    s.commit(s.plan(0), Outcome(failed=(("a", "out of memory"),)))
+    s.submit(other := request("b", 1, 40, 2))
+    s.plan(0)
+    assert other.cached_tokens == 16
 
 
 @pytest.mark.parametrize("depth", [0, 1])

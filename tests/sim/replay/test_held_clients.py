@@ -1,10 +1,13 @@
 """Clients who hold requests back: a semaphore over the trace, in its order, after the warm-up."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.replay import replay
+from pagecast.sim.replay.resample import resample
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.load import Load
 
@@ -67,3 +70,13 @@ def test_warm_up_ends_before_measuring_begins_and_is_in_no_figure(fleet: bool) -
     assert (result.requests["cached_tokens"] == 304).all()
     alone = replay(Load(input_len="320", output_len="20", num_prompts=9, concurrency=4).trace(), SCENARIO)
     assert result.summary["ttft_s"]["mean"] < alone.summary["ttft_s"]["mean"]
+
+
+def test_a_closed_loop_is_resampled_in_its_order() -> None:
+    load = Load(input_len="uniform:50-900", output_len="uniform:2-60", num_prompts=400)
+    trace = Load(concurrency=7).sent(replace(load.trace(), recipe=None))
+    drawn = resample(trace, 1)
+    assert drawn.concurrency == trace.concurrency
+    assert not drawn.seconds("arrival_s").any()
+    assert drawn.integers("input_tokens").tolist() != trace.integers("input_tokens").tolist()
+    assert set(drawn.integers("input_tokens").tolist()) <= set(trace.integers("input_tokens").tolist())

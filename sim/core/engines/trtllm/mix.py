@@ -125,7 +125,7 @@ class GuaranteedNoEvict:
         self.static = static
 
     def fitting(self, step: Step, memory: Memory, queue: Queue) -> list[Candidate]:
-        """The generating requests, then prompts in order, until one whose longest output is too long."""
+        """The generating requests, then prompts in order, until the longest output of one does not fit."""
         running = step.running
         chunked = running.chunked
         generating = [each for each in running.requests if each not in chunked]

@@ -56,10 +56,6 @@ class VllmHybridMix(VllmMix):
 
     def _schedule_waiting(self, step: Step, memory: Memory, queue: Queue) -> None:
         self._memory.refused_blocks = 0
-        self._admit(step, memory, queue)
-
-    def _admit(self, step: Step, memory: Memory, queue: Queue) -> None:
-        """Admits what waits, in order, while there is room."""
         super()._schedule_waiting(step, memory, queue)
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.engines.vllm.versions import VllmRules
+from pagecast.sim.core.engines.vllm.waiting import WaitingPass
 from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
-from pagecast.sim.core.rules.adapters import AdapterSlots
-from pagecast.sim.core.rules.candidates import Candidates, Gate, TenantCeilings
 from pagecast.sim.core.rules.rules import Admission, Victim
 from pagecast.sim.core.step import Step
 
@@ -46,10 +45,12 @@ class VllmMix:
                 scheduled = self._schedule_chunk(step, memory, queue, request)
             else:
                 scheduled = self._schedule_decode(step, memory, queue, request)
-            if not scheduled and not self.rules.goes_on_after_own_preemption:
-                # It had to preempt itself: those behind it are left out of this step.
-                step.leave_out([other for other in running.decoders.requests if other.order > request.order])
-                return
+            if scheduled or (self.rules.goes_on_after_own_preemption and request.state is State.WAITING):
+                continue
+            # It had to preempt itself, or found no blocks and nobody to preempt: it is left out of this step,
+            # and so are those behind it.
+            step.leave_out([other for other in running.decoders.requests if other.order >= request.order])
+            return
 
     def _wanting(self, step: Step, memory: Memory) -> list[Request]:
         """The running requests to visit; the others have their tokens without being visited.
@@ -91,7 +92,7 @@ class VllmMix:
         return True
 
     def _make_room(self, step: Step, memory: Memory, queue: Queue, request: Request, blocks: int) -> bool:
-        """Preempts until `blocks` are free. False: the request itself had to go.
+        """Preempts until `blocks` are free. False: the request itself had to go, or nobody may.
 
         vLLM walks its running list by index. For a victim before that index it steps back by one; before 0.28
         only if the victim had tokens in this step. If it had none (all are in flight, or it was left out),
@@ -101,6 +102,8 @@ class VllmMix:
         while memory.free_blocks < blocks:
             step.failed_allocations += 1
             victim = self.victim.choose(step, memory, queue)
+            if self.rules.spares_computed and step.lifecycle.keeps_blocks_of(victim):
+                return False
             before = victim.order < request.order
             idle = victim.state is State.DRAINING or victim in step.left_out
             idle = idle or (step.running.speculates(victim) and not step.computes(victim))
@@ -116,60 +119,8 @@ class VllmMix:
     # ---- waiting requests
 
     def _schedule_waiting(self, step: Step, memory: Memory, queue: Queue) -> None:
-        """Admits waiting requests in order until the batch, the budget or the blocks are used up.
-
-        Admission looks at the whole known sequence; only the first chunk's blocks are taken. Where layers
-        keep different tokens, or requests speculate, these may not be free though the sequence is admitted.
-        """
-        queue.blocked = False
-        if not queue.size:
-            return
-        budget = step.budget()
-        running = step.running.requests
-        checks_room = step.drafting or bool(step.limits.groups)
-        choice = candidates(step, queue, self.rules) if step.gated else None
-        while budget > 0 and queue.size:
-            if len(running) >= step.limits.max_num_seqs:
-                queue.blocked = True
-                return
-            request = queue.first() if choice is None else choice.first()
-            if request is None:
-                return
-            if request.in_flight_tokens:
-                return  # preempted between steps: what its last step yields comes first
-            hit = memory.find(request)
-            if not self.admission.admits(step, memory, queue, request, hit):
-                step.refuse(request, hit)
-                return
-            start = step.head_start(request, hit)
-            done = hit.tokens + start.tokens
-            tokens = step.joining_tokens(done, request.known_tokens - done, budget)
-            if not tokens:
-                return
-            if checks_room and not memory.fits_now(request, hit, step.with_lookahead(done + tokens)):
-                step.refuse(request, hit)
-                return
-            budget -= tokens + step.slots
-            step.admit(request, hit, start.tokens)
-            step.run(request)
-            step.compute(request, tokens, start)
-
-
-def candidates(step: Step, queue: Queue, rules: VllmRules) -> Candidates | None:
-    """The waiting requests that adapters and ceilings let pass; None where there are neither."""
-    gates = gates_of(step, rules)
-    return Candidates(queue, gates) if gates else None
-
-
-def gates_of(step: Step, rules: VllmRules) -> list[Gate]:
-    """The adapters and the ceilings of tenants, where there are any."""
-    gates: list[Gate] = []
-    if step.limits.max_loras is not None:
-        computing = step.running.requests if rules.counts_running_adapters else step.computing()
-        gates.append(AdapterSlots(computing, step.limits.max_loras))
-    if step.limits.tenants is not None and step.limits.tenants.limited:
-        gates.append(TenantCeilings(step))
-    return gates
+        """Admits waiting requests in order until the batch, the budget or the blocks are used up."""
+        WaitingPass(step, memory, queue, self.admission, self.rules).run()
 
 
 def enough_for_all(step: Step, memory: Memory) -> bool:

@@ -11,7 +11,6 @@ from pagecast.sim.core.engines.profile import Profile, queue_order
 from pagecast.sim.core.engines.vllm.defaults import defaults
 from pagecast.sim.core.engines.vllm.hybrid import VllmHybridMix
 from pagecast.sim.core.engines.vllm.mix import VllmMix
-from pagecast.sim.core.engines.vllm.offloading import VllmHybridOffloadingMix, VllmOffloadingMix
 from pagecast.sim.core.engines.vllm.versions import OLDEST, VERSIONS, VllmRules, rules_of
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.limits import Limits
@@ -57,14 +56,12 @@ class VllmProfile(Profile):
     rules: VllmRules = OLDEST
 
     def mix(self, limits: Limits) -> Mix:
-        """The step for layers that all keep every token, with or without a host tier."""
-        kind = VllmMix if limits.host is None else VllmOffloadingMix
-        return kind(self.admission(limits), self.victim(limits), self.rules)
+        """The step for layers that all keep every token."""
+        return VllmMix(self.admission(limits), self.victim(limits), self.rules)
 
     def hybrid_mix(self, limits: Limits, memory: HybridMemory) -> Mix:
-        """The step for layers that keep different tokens, with or without a host tier."""
-        kind = VllmHybridMix if limits.host is None else VllmHybridOffloadingMix
-        return kind(self.admission(limits), self.victim(limits), self.rules, memory)
+        """The step for layers that keep different tokens."""
+        return VllmHybridMix(self.admission(limits), self.victim(limits), self.rules, memory)
 
     def defaults(self, deployment: Deployment) -> dict[str, Any]:
         """What `vllm serve` takes."""
@@ -86,6 +83,10 @@ class VllmProfile(Profile):
         """The profile with another admission and preemption."""
         return replace(self, admission=admission, victim=victim)
 
+    def held_batches(self, pipeline_depth: int) -> int:
+        """All that are planned, since blocks leave a window once a step is computed."""
+        return 1 + pipeline_depth if self.rules.leaves_computed else 1
+
     def parts(
         self, limits: Limits, log: EventLog, drafter: Drafter | None = None, *, numbered: bool = True
     ) -> Parts:
@@ -93,14 +94,17 @@ class VllmProfile(Profile):
         if not limits.groups:
             return super().parts(limits, log, drafter, numbered=numbered)
         self.check(limits, drafter)
-        if self.rules.leaves_computed:
-            limits = replace(limits, held_batches=1 + limits.pipeline_depth)
+        limits = replace(limits, held_batches=self.held_batches(limits.pipeline_depth))
         running = self.running(limits)
         order = self.hybrid_order(limits)
         memory = HybridMemory(limits, log, running.findable, order, self.rules, numbered=numbered)
         lifecycle = self._lifecycle(limits, memory, running, log, drafter)
         step = Step(lifecycle, memory, drafter, self.drafting)
         return Parts(lifecycle, step, self.hybrid_mix(limits, memory), HybridStride(lifecycle, memory, step))
+
+    def holding_order(self, limits: Limits) -> Order | None:
+        """The order of requests that wait for a load, where they come before all others."""
+        return None if self.rules.passed_over_stay_ahead or limits.host is None else self.order(limits)
 
     def offloading(
         self, limits: Limits, memory: OffloadableMemory, running: Running, log: EventLog
@@ -109,7 +113,11 @@ class VllmProfile(Profile):
         if limits.host is None:
             return None
         kind = TieredOffloading if limits.host.disk else Offloading
-        return kind(limits.host, limits, memory, running, log, drops_last=memory.recomputes_block)
+        hit_ends = None
+        if self.rules.keeps_boundaries and limits.groups:
+            assert isinstance(memory, HybridMemory)
+            hit_ends = memory.hit_ends
+        return kind(limits.host, limits, memory, running, log, self.rules, hit_ends)
 
 
 VLLM = VllmProfile(
@@ -119,6 +127,7 @@ VLLM = VllmProfile(
     title="vLLM",
     versions=VERSIONS,
     option_names={"-tp": "tensor_parallel_size"},
+    keeps_planned=True,
     pipelined=True,
     offloads=True,
     hybrid=True,

@@ -9,17 +9,21 @@ from dataclasses import dataclass, replace
 
 from pagecast.sim.core.drafter import DraftingRules
 from pagecast.sim.core.memory.window_rules import WindowRules
+from pagecast.sim.core.tiers.offload_rules import OffloadRules
 
 
 @dataclass(frozen=True)
-class VllmRules(DraftingRules, WindowRules):
-    """Where versions decide otherwise, beside `DraftingRules` and `WindowRules`; the defaults are 0.24's.
+class VllmRules(DraftingRules, WindowRules, OffloadRules):
+    """Where versions decide otherwise, beside the rules that it has from others; the defaults are 0.24's.
 
     `skips_after_idle_victim`: under the policy priority, a victim that had no tokens in this step makes the
     running pass skip the request that comes next. `goes_on_after_own_preemption`: a request that preempted
     itself does not end the running pass. `counts_running_adapters`: the adapters of all running requests
     count against `max_loras`, also of those that sit the step out. `passed_over_stay_ahead`: requests that
-    were passed over stay ahead of those preempted later. `clips_max_tokens`: the server lowers a `max_tokens`
+    were passed over stay ahead of those preempted later; else only those that hold blocks do, which are asked
+    first. `passes_over_stale`: a request whose last step has not yielded its token yet is passed over; else
+    it ends the way through the queue. `spares_computed`: nobody is preempted whose blocks would be kept for a
+    step in flight; the running pass ends instead. `clips_max_tokens`: the server lowers a `max_tokens`
     beyond the model's length (renderers/params.py); before, it refuses the request.
     """
 
@@ -28,16 +32,55 @@ class VllmRules(DraftingRules, WindowRules):
     counts_running_adapters: bool = False
     passed_over_stay_ahead: bool = True
     clips_max_tokens: bool = False
+    passes_over_stale: bool = False
+    spares_computed: bool = False
 
 
 OLDEST = VllmRules()
 # Each version with what it changed.
-_CHANGES: tuple[tuple[str, dict[str, bool]], ...] = (
+_CHANGES: tuple[tuple[str, dict[str, bool | int]], ...] = (
     ("0.24", {}),
-    ("0.26", {"pads_joining": True, "leaves_computed": True, "names_tails": True, "names_ends": True}),
-    ("0.28", {"skips_after_idle_victim": False, "slots_per_request": True}),
-    ("0.30", {"pads_cached": True, "keeps_boundaries": True}),
-    ("0.31", {"passed_over_stay_ahead": False}),
+    (
+        "0.26",
+        {
+            "pads_joining": True,
+            "leaves_computed": True,
+            "names_tails": True,
+            "names_ends": True,
+            "stores_endings": True,
+            "stores_prompt_ends": True,
+            "counts_pending": True,
+            "loads_without_lookahead": True,
+            "forgets_after_stores": True,
+        },
+    ),
+    (
+        "0.28",
+        {
+            "skips_after_idle_victim": False,
+            "slots_per_request": True,
+            "passes_over_stale": True,
+            "stores_computed": True,
+            "stores_short_segments": True,
+            "promotions_pend": True,
+            "misses_failed": True,
+            "forgets_with_plan": True,
+        },
+    ),
+    (
+        "0.30",
+        {
+            "pads_cached": True,
+            "keeps_boundaries": True,
+            "spares_computed": True,
+            "leaves_last_token": True,
+            "ends_windows": True,
+            "drops_marked": True,
+            "counts_offers": True,
+            "falls_back_to_recent": True,
+        },
+    ),
+    ("0.31", {"passed_over_stay_ahead": False, "by_request": True, "reserves_drafts": 1}),
     (
         "0.33",
         {
@@ -46,9 +89,16 @@ _CHANGES: tuple[tuple[str, dict[str, bool]], ...] = (
             "publishes_output": True,
             "lookahead_keys": True,
             "room_for_lookahead": True,
+            "trims_computed": True,
             "sees_whole_prompt": True,
             "names_ends": False,
             "clips_max_tokens": True,
+            "keeps_below": True,
+            "offers_again": True,
+            "stores_whole_blocks": True,
+            "by_place": True,
+            "reserves_drafts": 2,
+            "polls_stores": True,
         },
     ),
 )
