@@ -18,8 +18,8 @@ shipped calibration of Qwen3-8B was fitted to, just before or after these: reque
 chat and rag samples, and Mooncake conversations at two loads.
 
 Those of "h100p" and "h100q" were recorded on two H100s, each just after its sweep: requests of the Azure
-trace (13 per second synchronously, 15 per second asynchronously), the first 919 requests of the chat sample at
-three times their rate, requests of the rag sample, and Mooncake conversations.
+trace (13 per second synchronously, 15 per second asynchronously), the first 919 requests of the chat sample
+at three times its rate, requests of the rag sample, and Mooncake conversations.
 """
 
 from pathlib import Path

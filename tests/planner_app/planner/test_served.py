@@ -86,7 +86,8 @@ def test_no_command_recommends_what_serves_few(command, tmp_path, capsys):
     trace.requests["cancel_after_s"] = 0.02  # nobody waits longer for a first token
     path = tmp_path / "impatient.parquet"
     write(trace, str(path))
-    scenario = ["--gpu", "L4", "--costs", "roofline", "--slo", "tpot_p95<1s", "--workers", "1", "--json"]
+    scenario = ["--gpu", "L4", "--max-model-len", "16384", "--costs", "roofline"]
+    scenario += ["--slo", "tpot_p95<1s", "--workers", "1", "--json"]
     options = {
         "plan": ["plan", str(path), "--router", "round-robin", "--most-replicas", "1"],
         "sweep": ["sweep", str(path), "--set", "max_num_seqs=8,64", "--price", "L4=1"],

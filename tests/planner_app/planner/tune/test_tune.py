@@ -92,7 +92,13 @@ def test_a_limit_that_every_setting_reaches_is_not_drawn():
 
 
 def test_more_hbm_never_has_fewer_hits_here_and_the_least_that_is_enough_is_recommended(chat):
-    scenario = Scenario(costs="roofline", gpu="RTX 4090", model="Qwen/Qwen3-0.6B")
+    scenario = Scenario(
+        costs="roofline",
+        gpu="RTX 4090",
+        model="Qwen/Qwen3-0.6B",
+        max_model_len=4096,
+        max_num_batched_tokens=8192,
+    )
     tuned = tuned_by(
         Many(workers=2),
         chat,
@@ -256,7 +262,7 @@ def test_a_fixed_cache_is_refused_for_a_budget(chat):
 
 def test_a_budget_with_which_the_engine_does_not_start_is_not_recommended(chat):
     """On an L4, 95% of the memory leaves too little for what vLLM does not count within it."""
-    scenario = Scenario(gpu="L4", costs="roofline")
+    scenario = Scenario(gpu="L4", costs="roofline", max_model_len=16_384, max_num_batched_tokens=8192)
     tuned = tune(chat, scenario, budget_knob(scenario), TuneOptions(values="0.5,0.7,0.9,0.95", static=True))
     reasons = tuned.table.set_index("gpu_memory_utilization")["reason"]
     assert reasons[0.9] == ""
@@ -272,7 +278,13 @@ def test_a_budget_with_which_the_engine_does_not_start_is_not_recommended(chat):
 
 
 def test_a_fleet_is_asked_for_the_memory_of_each_group(chat):
-    scenario = Scenario(gpu="L4", costs="roofline", gpu_memory_utilization=0.98)
+    scenario = Scenario(
+        gpu="L4",
+        costs="roofline",
+        max_model_len=16_384,
+        max_num_batched_tokens=8192,
+        gpu_memory_utilization=0.98,
+    )
     space = ["max_num_seqs=8,16"]
     larger = FleetSettings.make({"groups": [{"scenario": {"gpu": "H200"}}]})
     table = sweep(SweepQuestion(chat, scenario, SweepOptions(settings=space), fleet=larger)).table
