@@ -1,7 +1,7 @@
 """The console script: runs a command, and ends it in one line and an exit code whatever happens.
 
-Exit codes: 0 good, 1 a check failed, 2 bad input or output, 3 this machine cannot, 130 interrupted. Nothing
-heavy is imported before `run` is ready to catch an interrupt.
+Exit codes: 0 good, 1 a check failed, 2 bad input or output, 3 this machine cannot, 4 a defect of pagecast,
+with a file for a report, 130 interrupted. Nothing heavy is imported before `run` can catch an interrupt.
 
 The first interrupt says so at once and ends the command, which drops what has not ended and leaves files
 whole. Those that follow while it does so change nothing (`timeout -s INT` sends two); one that comes later
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import _thread
 import errno
+import io
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ from types import FrameType
 from pagecast.planner_app.stderr import complain
 
 CANNOT_RUN_HERE = 3
+DEFECT = 4
 INTERRUPTED = 130
 _PATIENCE_S = 3.0
 _LOST_S = 5.0
@@ -94,10 +96,13 @@ def run(arguments: list[str] | None = None) -> int:
         return 2
     # The arrays here are small: more threads only spin, and take the cores that other processes need.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name may hold what the terminal can't show
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
         from pagecast.planner_app.commands.registry import execute
 
-        code = execute(sys.argv[1:] if arguments is None else arguments)
+        code = execute(arguments)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -106,9 +111,7 @@ def run(arguments: list[str] | None = None) -> int:
     except MemoryError:
         return _out_of_memory()
     except ImportError as error:
-        if not _for_want_of_memory(error):
-            raise
-        return _out_of_memory()
+        return _out_of_memory() if _for_want_of_memory(error) else _defect(error, arguments)
     except BrokenPipeError:  # the reader of our output has gone (`| head`): nothing left to say
         _drop_stdout()
         return 0
@@ -119,6 +122,17 @@ def run(arguments: list[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename else "can't write the output: "
         complain(f"{where}{error.strerror or error}")
         return 2
+    except Exception as error:
+        return _defect(error, arguments)
+
+
+def _defect(error: Exception, arguments: list[str]) -> int:
+    """What no command foresaw: a line, and a file with all that a report of it needs."""
+    from pagecast.planner_app.defects import defect_line
+
+    _drop_stdout()
+    complain(defect_line(error, arguments))
+    return DEFECT
 
 
 def _out_of_memory() -> int:

@@ -91,6 +91,8 @@ def test_the_table_of_gpus_shows_what_replays_print(desk, capsys):
             "Qwen/Qwen3-8B",
             "--gpu",
             gpu,
+            "--max-model-len",
+            "16384",
         )
         lines = printed(words, capsys)
         rows = [re.split(r" {2,}", line.strip()) for line in lines]

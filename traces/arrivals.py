@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from math import gamma
+from typing import Protocol
 
 import numpy as np
 from pagecast.sim.core.errors import BadInput
@@ -17,6 +18,19 @@ from pagecast.traces.schema import Floats
 
 KINDS = ("poisson", "gamma", "weibull", "even")
 MAX_ARRIVALS = 20_000_000
+
+
+class Starts(Protocol):
+    """Anything that tells when requests or sessions start, `rate` per second."""
+
+    @property
+    def rate(self) -> float: ...
+
+    def times_s(
+        self, rng: np.random.Generator, *, count: int | None = None, duration_s: float | None = None
+    ) -> Floats:
+        """Times from 0 on: `count` of them, or all before `duration_s`."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from pagecast.traces.checks import Problem, find_disorder, find_problem
 from pagecast.traces.operations import sort as sort_trace
 from pagecast.traces.records import Record
-from pagecast.traces.schema import DEFAULTS, INTEGERS, SECONDS, Ints, Spans, Trace, starts, table
+from pagecast.traces.schema import DEFAULTS, INTEGERS, MEASURED, SECONDS, Ints, Spans, Trace, starts, table
 from pagecast.traces.source import Source
 
 NO_REQUESTS = "no requests in it; a trace needs at least one"
@@ -34,6 +35,7 @@ class BlockSpans:
         self.block_tokens = block_tokens
         self._counts = array("q")
         self._ids = array("q")
+        self._names: dict[int, int] = {}  # of ids from the upper half on, in order of their first use
         self._rows: list[tuple[int, int, int]] = []  # content, input tokens, content of the rest
         self._done: list[tuple[Ints, Ints, Ints, Ints]] = []
 
@@ -74,14 +76,14 @@ class BlockSpans:
             self._flush()
 
     def _checked(self, record: Record, field: str, ids: list[Any]) -> array[int]:
-        try:
-            checked = array("q", ids)
-        except (TypeError, OverflowError):
-            raise record.fail(field, "holds something other than whole numbers below 2**63") from None
-        most = _MAX_TOKENS // self.block_tokens
-        if ids and not (min(checked) >= 0 and max(checked) < most):
-            raise record.fail(field, f"ids must lie between 0 and {most}")
-        return checked
+        """The ids, renamed where they are too large to be counted in tokens: hashes have 64 bits."""
+        if set(map(type, ids)) - {int} or (ids and not (min(ids) >= 0 and max(ids) < 1 << 64)):
+            raise record.fail(field, "holds something other than whole numbers from 0 to 2**64")
+        first = _MAX_TOKENS // self.block_tokens // 2
+        if ids and max(ids) >= first:
+            names = self._names
+            ids = [id if id < first else names.setdefault(id, first + len(names)) for id in ids]
+        return array("q", ids)
 
     def none(self) -> None:
         """A prompt of its own, shared by nobody."""
@@ -136,7 +138,7 @@ class RequestRows:
         self._source = source
         self.lines = array("q")
         self._columns: dict[str, Any] = {
-            name: array("q") if name in INTEGERS else array("d") if name in SECONDS else []
+            name: array("q") if name in INTEGERS else array("d") if name in (*SECONDS, *MEASURED) else []
             for name in columns
         }
 
@@ -179,8 +181,18 @@ class RequestRows:
         }
         if not len(self):
             raise self._source.fail(NO_REQUESTS)
-        trace = Trace(trace_name(self._source), table(columns), spans, token_ids, tuple(notes))
+        columns, measured = apart(columns)
+        name = trace_name(self._source)
+        trace = Trace(name, table(columns), spans, token_ids, tuple(notes), measured=measured)
         return finish(self._source, trace, self.lines.__getitem__, sort=sort, time_field=time_field)
+
+
+def apart(columns: dict[str, Any]) -> tuple[dict[str, Any], pd.DataFrame | None]:
+    """The columns of a trace, and the latencies beside them; None where no request has one."""
+    latencies = {name: np.asarray(columns[name], np.float64) for name in MEASURED if name in columns}
+    known = any(np.isfinite(values).any() for values in latencies.values())
+    own = {name: column for name, column in columns.items() if name not in MEASURED}
+    return own, pd.DataFrame(latencies, columns=list(MEASURED)) if known else None
 
 
 def finish(

@@ -10,12 +10,13 @@ import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.content import own_prompt
 from pagecast.sim.core.retention import Retention
-from pagecast.traces.schema import SECONDS, Ints, Spans, Trace
+from pagecast.traces.schema import NAMES, SECONDS, Ints, Spans, Trace
 from pagecast.traces.texts import draft_numbers, multimodal_items
 
 MAX_TOKENS = 1 << 40
 MAX_SAMPLES = 16_384  # of one request: each is a request of its own
 MAX_SECONDS = 1e11
+MAX_NAME = 1024  # characters
 _FIRST_PRIVATE = own_prompt(0)
 
 
@@ -57,6 +58,8 @@ def find_problem(trace: Trace) -> Problem | None:
         or _range(trace, "output_tokens", 1, MAX_TOKENS)
         or _range(trace, "output_content", -1)
         or _range(trace, "output_offset", 0)
+        or _max_tokens(trace)
+        or _range(trace, "warmup", 0)
         or _range(trace, "n", 1, MAX_SAMPLES)
         or _range(trace, "public_tokens", 0)
         or _public_tokens(trace)
@@ -65,6 +68,7 @@ def find_problem(trace: Trace) -> Problem | None:
         or _seconds(trace)
         or (None if trace.spans is None else _spans(trace, trace.spans))
         or _token_ids(trace)
+        or _names(trace)
         or _texts(trace)
         or _accepted_drafts(trace)
     )
@@ -83,6 +87,16 @@ def _range(trace: Trace, field: str, least: int, most: int = 1 << 62) -> Problem
     value = values[bad[0]]
     wrong = f"less than {least}" if value < least else f"more than {most:,}"
     return Problem(int(bad[0]), field, f"{value} is {wrong}; correct or remove the row")
+
+
+def _max_tokens(trace: Trace) -> Problem | None:
+    if "max_tokens" not in trace.requests:
+        return None
+    most, output = trace.integers("max_tokens"), trace.integers("output_tokens")
+    less = (most != 0) & (most < output)
+    row = int(np.argmax(less))
+    text = f"{most[row]} are less than the {output[row]} output_tokens; give at least as many, or 0"
+    return _range(trace, "max_tokens", 0, MAX_TOKENS) or _first(less, "max_tokens", text)
 
 
 def _public_tokens(trace: Trace) -> Problem | None:
@@ -150,6 +164,18 @@ def _token_ids(trace: Trace) -> Problem | None:
     if not lengths[row]:
         text = "missing; give the token ids of every prompt or of none"
     return _first(lengths != tokens, "token_ids", text)
+
+
+def _names(trace: Trace) -> Problem | None:
+    """The first name that no name is as long as: each request's keys are made with it."""
+    for field in NAMES:
+        if field in trace.requests:
+            length = trace.requests[field].str.len().fillna(0).to_numpy(np.int64)
+            if problem := _first(
+                length > MAX_NAME, field, f"a name of more than {MAX_NAME:,} characters; shorten it"
+            ):
+                return problem
+    return None
 
 
 _FORMS: dict[str, Callable[[str], object]] = {

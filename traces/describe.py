@@ -25,7 +25,8 @@ def describe(trace: Trace) -> dict[str, Any]:
     over it, `interarrival_cv` the coefficient of variation of the times between arrivals (1 for Poisson).
     Where turns follow others these three take serving as instant: they are the most that can be asked.
     `sharing` is what a cache without end would find, token by token and in order of requests, answers
-    that later turns quote included; at least one token of a prompt is always computed.
+    that later turns quote included; at least one token of a prompt is always computed. It is None where the
+    trace tells lengths alone.
     """
     arrival = np.sort(nominal_arrival_s(trace))
     gaps = np.diff(arrival)
@@ -39,7 +40,7 @@ def describe(trace: Trace) -> dict[str, Any]:
         "interarrival_cv": float(gaps.std() / gaps.mean()) if duration > 0 else None,
         "input_tokens": _spread(trace.integers("input_tokens"), total=True),
         "output_tokens": _spread(trace.integers("output_tokens"), total=True),
-        "sharing": sharing(trace),
+        "sharing": None if trace.lengths_only else sharing(trace),
         "sessions": _sessions(trace),
         "follow_others": int((after >= 0).sum()),
         "gap_s": _spread(trace.seconds("gap_s")[after >= 0]) if (after >= 0).any() else None,

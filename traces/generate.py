@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
-from pagecast.traces.arrivals import MAX_ARRIVALS, ArrivalProcess
+from pagecast.traces.arrivals import MAX_ARRIVALS, ArrivalProcess, Starts
 from pagecast.traces.lengths import Law, tokens
 from pagecast.traces.operations import select, sort
 from pagecast.traces.schema import Floats, Ints, Spans, Trace, starts, table
@@ -58,7 +58,7 @@ class Conversations:
     after the last answer has ended. A session ends before the turn that would pass `most_tokens`.
     """
 
-    starts: ArrivalProcess
+    starts: Starts
     turns: Law
     message: Law
     output: Law
@@ -111,12 +111,12 @@ def conversations(
         "output_content": content,
         "output_offset": own,
     }
-    spans = _two_spans(system[session], system_tokens[session], content, own)
+    spans = two_spans(system[session], system_tokens[session], content, own)
     trace = sort(Trace(name, table(columns), spans))
     return trace if count is None else select(trace, np.arange(min(count, len(trace))))
 
 
-def _need(times: Floats, arrivals: ArrivalProcess, duration_s: float | None) -> None:
+def _need(times: Floats, arrivals: Starts, duration_s: float | None) -> None:
     if not len(times):
         raise BadInput(f"nothing arrives in {duration_s} s at {arrivals.rate:g} per second; make it longer")
 
@@ -148,7 +148,7 @@ def _before_overflow(over: npt.NDArray[np.bool_], first: Ints, turns: Ints) -> n
     return np.asarray(upto - np.repeat((upto - over)[first], turns) == 0)
 
 
-def _two_spans(system: Ints, system_tokens: Ints, content: Ints, own: Ints) -> Spans:
+def two_spans(system: Ints, system_tokens: Ints, content: Ints, own: Ints) -> Spans:
     """Prompts of a system prompt (left out where it is empty) and the beginning of a text."""
     both = np.stack([system, content], axis=1).ravel()
     length = np.stack([system_tokens, own], axis=1).ravel()

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.content import own_output, own_prompt
+from pagecast.traces.chains import Chains
 from pagecast.traces.schema import (
     COLUMNS,
     TEXTS,
@@ -48,7 +49,8 @@ def select(trace: Trace, rows: Ints) -> Trace:
         columns["gap_s"] = np.where(orphan, 0.0, trace.seconds("gap_s")[rows])
     spans = None if trace.spans is None else _move_spans(trace, trace.spans, rows, new_rows)
     ids = None if trace.token_ids is None else [trace.token_ids[row] for row in rows.tolist()]
-    return replace(trace, requests=table(columns), spans=spans, token_ids=ids, recipe=None)
+    measured = None if trace.measured is None else trace.measured.iloc[rows].reset_index(drop=True)
+    return replace(trace, requests=table(columns), spans=spans, token_ids=ids, recipe=None, measured=measured)
 
 
 def _move_spans(trace: Trace, spans: Spans, rows: Ints, new_rows: Ints) -> Spans:
@@ -111,7 +113,7 @@ def slice(
     if start_s is None:
         return cut
     shifted = cut.requests["arrival_s"] - start_s
-    return replace(cut, requests=table({**_columns(cut), "arrival_s": shifted}))
+    return replace(cut, requests=table({**columns_of(cut), "arrival_s": shifted}))
 
 
 def scale(trace: Trace, rate: float, *, think_times: bool = False) -> Trace:
@@ -123,10 +125,11 @@ def scale(trace: Trace, rate: float, *, think_times: bool = False) -> Trace:
     """
     if not (np.isfinite(rate) and rate > 0):
         raise BadInput(f"rate factor {rate:g}: give a positive number")
-    columns = {**_columns(trace), "arrival_s": trace.seconds("arrival_s") / rate}
+    columns = {**columns_of(trace), "arrival_s": trace.seconds("arrival_s") / rate}
     if think_times:
         columns["gap_s"] = trace.seconds("gap_s") / rate
-    return replace(trace, requests=table(columns), recipe=None if think_times else _faster(trace, rate))
+    recipe = None if think_times else _faster(trace, rate)
+    return replace(trace, requests=table(columns), recipe=recipe, measured=None)
 
 
 def _faster(trace: Trace, rate: float) -> Recipe | None:
@@ -158,11 +161,67 @@ def mix(traces: Sequence[Trace], *, share_contents: bool = False, name: str = "m
         _mixed_spans(traces, shifts),
         ids if traces[0].token_ids is not None else None,
         tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
+        lengths_only=any(trace.lengths_only for trace in traces),
     )
     return sort(mixed)
 
 
-def _columns(trace: Trace) -> dict[str, Any]:
+def in_turn(trace: Trace) -> Trace:
+    """The trace with each session's requests after one another, as one user sends them.
+
+    Where a trace has times of its own for them, nothing tells how long the user paused: then nobody pauses.
+    """
+    after = trace.integers("after").copy()
+    follower = Chains.of(trace).follower
+    before = np.flatnonzero(follower >= 0)
+    loose = before[after[follower[before]] < 0]
+    if not len(loose):
+        return trace
+    after[follower[loose]] = loose
+    arrival = np.where(after < 0, trace.seconds("arrival_s"), np.nan)
+    columns = {**columns_of(trace), "after": after, "arrival_s": arrival}
+    return replace(trace, requests=table(columns), recipe=None)
+
+
+def repeat(trace: Trace, passes: int, warmup: int) -> Trace:
+    """The trace so many times over, with equal prompts, the last to be measured (`warmup` in `COLUMNS`).
+
+    Before all come `warmup` copies of the first request.
+    """
+    trace = _named(trace)
+    layers = [_warm(trace, passes - 1 - number) for number in range(passes)]
+    if warmup:
+        first = select(trace, np.zeros(warmup, dtype=np.int64))
+        columns = {name: column for name, column in columns_of(first).items() if name != "session"}
+        columns["arrival_s"] = np.zeros(warmup)
+        layers.insert(0, _warm(replace(first, requests=table(columns)), passes))
+    return replace(mix(layers, share_contents=True, name=trace.name), concurrency=trace.concurrency)
+
+
+def _warm(trace: Trace, number: int) -> Trace:
+    """The trace as warm-up of this number; 0: to be measured."""
+    return replace(trace, requests=table({**columns_of(trace), "warmup": np.full(len(trace), number)}))
+
+
+def _named(trace: Trace) -> Trace:
+    """The trace with names for texts that belong to its rows, so that copies of them are equal."""
+    if trace.token_ids is not None:
+        return trace
+    none = np.zeros(len(trace), dtype=np.int64)
+    spans = trace.spans or Spans(starts(none), *(np.empty(0, dtype=np.int64) for _ in range(3)))
+    counts, used = np.diff(spans.start), _texts_used(trace)
+    unique = np.flatnonzero(counts == 0)
+    at = spans.start[unique]
+    content = np.insert(spans.content, at, _FIRST_PRIVATE + 2 * unique)
+    private = content < 0
+    content[private] += used - _FIRST_PRIVATE
+    offset = np.insert(spans.offset, at, 0)
+    length = np.insert(spans.length, at, trace.integers("input_tokens")[unique])
+    return replace(trace, spans=Spans(starts(np.maximum(counts, 1)), content, offset, length))
+
+
+def columns_of(trace: Trace) -> dict[str, Any]:
+    """The columns that a trace has, by name."""
     return {str(column): trace.requests[column] for column in trace.requests}
 
 

@@ -51,6 +51,7 @@ def expand(trace: Trace) -> Trace:
         token_ids=None if trace.token_ids is None else [trace.token_ids[row] for row in source.tolist()],
         notes=(*trace.notes, note),
         recipe=None,
+        measured=None,
     )
 
 

@@ -11,59 +11,94 @@ lengths in tokens. Whatever is wrong ends in `BadInput` that names file, line an
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.bundled import resolve
+from pagecast.traces.head import Head, Recogniser
 from pagecast.traces.parallel import expand
 from pagecast.traces.readers import (
     agents,
     aiperf,
     azure,
     bailian,
+    bench,
     burstgpt,
+    columns,
+    guidellm,
+    inference_perf,
+    llmperf,
     mooncake,
+    otel,
     own,
     parquet,
     plain,
     sharegpt,
-    vllm_bench,
 )
-from pagecast.traces.schema import COLUMNS, REQUIRED, Trace
+from pagecast.traces.schema import Trace
 from pagecast.traces.source import MAX_BYTES, Source, open_source
-from pagecast.traces.tabular import header
+from pagecast.traces.wrong_files import wrong_file
 
-# What a format's first object or header holds. The one with most fields in a file wins, the first of equals.
-JSON_FORMATS: dict[str, set[str]] = {
-    "pagecast JSON lines": {"arrival_s", "input_tokens", "output_tokens", *own.FORMS},
-    "Mooncake": {"timestamp", "input_length", "output_length", "hash_ids"},
-    "agent sessions": {"session", "agent", "t", "input_length", "output_length", "hash_ids", "think_time"},
-    "Bailian": {"chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "hash_ids"},
-    "vLLM benchmark": {
-        "input_lens",
-        "output_lens",
-        "start_times",
-        "ttfts",
-        "itls",
-        "request_throughput",
-        "total_token_throughput",
-        "num_prompts",
-        "total_input_tokens",
-    },
-    "AIPerf": {"metadata", "metrics", "request_start_ns", "input_sequence_length", "output_sequence_length"},
-    "ShareGPT": {"conversations", "messages", "from", "value", "role", "content"},
-}
-CSV_FORMATS: dict[str, set[str]] = {
-    "plain CSV": set(COLUMNS),
-    "Azure": set(azure.COLUMNS),
-    "BurstGPT": {*burstgpt.COLUMNS, *burstgpt.OPTIONAL},
-}
-_ALL = ", ".join([*JSON_FORMATS, *CSV_FORMATS, "parquet with the schema's columns"])
+_SORTED = ("limit", "sort")
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format: its name, its reader, how many marks of it the beginning of a file has, and what it takes.
+
+    `takes`: the keywords of `read` that it has a use for. `contents`: prompts may be told apart in it.
+    """
+
+    name: str
+    read: Callable[..., Trace]
+    recognise: Recogniser
+    takes: tuple[str, ...] = _SORTED
+    contents: bool = False
+
+
+_RUNS = (*_SORTED, "run")
+# The one with most marks in a file wins, the first of equals; any table only where no other has one.
+FORMATS = (
+    Format("pagecast JSON lines", own.read, own.recognise, contents=True),
+    Format("Mooncake", mooncake.read, mooncake.recognise, (*_SORTED, "block_tokens"), contents=True),
+    Format(
+        "agent sessions",
+        agents.read,
+        agents.recognise,
+        ("limit", "session_rate", "seed", "block_tokens"),
+        contents=True,
+    ),
+    Format("Bailian", bailian.read, bailian.recognise, (*_SORTED, "block_tokens"), contents=True),
+    Format("vLLM or SGLang benchmark", bench.read, bench.recognise, (*_RUNS, "seed")),
+    Format("AIPerf", aiperf.read, aiperf.recognise),
+    Format("guidellm", guidellm.read, guidellm.recognise, _RUNS),
+    Format("inference-perf", inference_perf.read, inference_perf.recognise),
+    Format("llmperf", llmperf.read, llmperf.recognise, ("limit", "session_rate", "seed")),
+    Format("OpenTelemetry spans", otel.read, otel.recognise),
+    Format(
+        "ShareGPT",
+        sharegpt.read,
+        sharegpt.recognise,
+        ("limit", "session_rate", "seed", "think_s", "tokenizer"),
+        contents=True,
+    ),
+    Format("plain CSV", plain.read, plain.recognise),
+    Format("Azure", azure.read, azure.recognise),
+    Format("BurstGPT", burstgpt.read, burstgpt.recognise),
+)
+PARQUET = Format("parquet", parquet.read, parquet.recognise, (*_SORTED, "columns"), contents=True)
+TABLE = Format("a table of requests", columns.read, columns.recognise, (*_SORTED, "columns"))
+_ALL = ", ".join(
+    [one.name for one in FORMATS] + ["parquet", "and CSV or JSON with arrivals and token counts"]
+)
 _TAR_MAGIC = slice(257, 262)
+LENGTHS_ONLY = (
+    "the file tells lengths and no contents of prompts: reuse is unknown, and counted as none. What shares "
+    "prefixes is served faster, and with less memory, than this says"
+)
 
 
 class ReadOptions(TypedDict, total=False):
@@ -77,6 +112,8 @@ class ReadOptions(TypedDict, total=False):
     sort: bool
     block_tokens: int | None
     max_bytes: int
+    run: int | None
+    columns: Sequence[str] | None
 
 
 def read(
@@ -98,6 +135,9 @@ def read(
         sort: put requests out of order in order of arrival, instead of refusing them.
         block_tokens: tokens that a hash id names, where it is not the format's usual number.
         max_bytes: refuse files larger than this when decompressed (2 GiB).
+        run: of a file with several runs of a benchmark, the one to read, counted from 1 (all, in order).
+        columns: what columns of a table are called, as `arrival=timestamp`, `input=prompt_tokens`,
+            `output=completion_tokens`; a unit of time may follow (`arrival=ts:ms`). Usual names are found.
 
     Raises:
         BadInput: the file is missing, of no known format, or wrong somewhere; names file, line, field.
@@ -109,19 +149,24 @@ def read(
         )
     _check(options)
     path = resolve(path)
-    if path.is_dir():
+    recorded = path.is_dir()
+    if recorded:
         path = _recorded(path)
     source = open_source(path, options.get("max_bytes", MAX_BYTES))
-    kind = recognise(source)
-    source = replace(source, format=kind, progress=progress)
-    reader, takes = _READERS[kind]
-    trace = expand(reader(source, **{name: value for name, value in options.items() if name in takes}))
-    unused = [
+    kind = recognise(source, by_columns=options.get("columns"))
+    source = replace(source, format=kind.name, progress=progress)
+    taken = {name: value for name, value in options.items() if name in kind.takes}
+    trace = expand(kind.read(source, **taken))
+    notes = [
         f"{name} was not used: {why}"
         for name, why in _UNUSED.items()
-        if options.get(name) is not None and name not in takes
+        if options.get(name) is not None and name not in kind.takes
     ]
-    return replace(trace, notes=(*trace.notes, *unused)) if unused else trace
+    told = trace.spans is not None or trace.token_ids is not None or trace.recipe is not None
+    if not (told or (recorded and kind.contents)):
+        trace = replace(trace, lengths_only=True)
+        notes += [LENGTHS_ONLY] if LENGTHS_ONLY not in trace.notes else []
+    return replace(trace, notes=(*trace.notes, *notes)) if notes else trace
 
 
 # Options that not every format has a use for, and why: a trace of the others says so.
@@ -130,68 +175,44 @@ _UNUSED = {
     "think_s": "the format has think times of its own, or no sessions",
     "tokenizer": "the file holds no texts",
     "block_tokens": "the file holds no hash ids, or says itself what they name",
-}
-_SORTED = ("limit", "sort")
-_READERS: dict[str, tuple[Callable[..., Trace], tuple[str, ...]]] = {  # and the options that each takes
-    "agent sessions": (agents.read, ("limit", "session_rate", "seed", "block_tokens")),
-    "ShareGPT": (sharegpt.read, ("limit", "session_rate", "seed", "think_s", "tokenizer")),
-    "Mooncake": (mooncake.read, (*_SORTED, "block_tokens")),
-    "Bailian": (bailian.read, (*_SORTED, "block_tokens")),
-    "parquet": (parquet.read, _SORTED),
-    "pagecast JSON lines": (own.read, _SORTED),
-    "vLLM benchmark": (vllm_bench.read, _SORTED),
-    "AIPerf": (aiperf.read, _SORTED),
-    "plain CSV": (plain.read, _SORTED),
-    "Azure": (azure.read, _SORTED),
-    "BurstGPT": (burstgpt.read, _SORTED),
+    "run": "the file is no result of a benchmark that holds several runs",
+    "columns": "the file is no table",
 }
 
 
-def recognise(source: Source) -> str:
-    """The format of a file by its first bytes. Raises BadInput, listing the formats, if it has none."""
-    head = source.head
-    if head.startswith(parquet.MAGIC):
-        return "parquet"
-    if head[_TAR_MAGIC] == b"ustar":
+def recognise(source: Source, by_columns: Sequence[str] | None = None) -> Format:
+    """The format of a file by its first bytes: a table, where its columns are told by name.
+
+    Errors: BadInput with what the file is, or the formats that there are.
+    """
+    head = Head(source.head)
+    if PARQUET.recognise(head):
+        return PARQUET
+    if head.data[_TAR_MAGIC] == b"ustar":
         raise source.fail(
             "an archive; if it holds ServeGen's clients, `pagecast trace generate --servegen` reads it"
         )
-    keys = json_keys(head)
-    if keys is None:
-        names = set(header(head)[0])
-        kind, fields = _best(CSV_FORMATS, names)
-        if fields:
-            return kind
-    else:
-        kind, fields = _best(JSON_FORMATS, keys)
-        if fields >= 2:
-            return kind
-    seems = " (no text: there are zero bytes in it)" if b"\0" in head else ""
-    columns = [] if keys is not None or seems else header(head)[0]
-    raise source.fail(f"of no known format{seems}; pagecast reads {_ALL}{_other_columns(columns)}")
+    if by_columns:
+        return TABLE
+    if (words := wrong_file(head)) is not None:
+        raise source.fail(f"this is {words}")
+    best = max(FORMATS, key=lambda one: one.recognise(head))
+    if best.recognise(head):
+        return best
+    if TABLE.recognise(head):
+        return TABLE
+    seems = " (no text: there are zero bytes in it)" if b"\0" in head.data else ""
+    raise source.fail(f"of no known format{seems}; pagecast reads {_ALL}{_other_columns(head.columns)}")
 
 
 def _other_columns(names: list[str]) -> str:
-    """Of what may be a table: which columns it has, and which it needs."""
+    """Of what may be a table: which columns it has, and how to say what they are."""
     if len(names) < 2:
         return ""
-    columns = ", ".join(names)
-    columns = f"{columns[:97]}..." if len(columns) > 100 else columns
-    return f". Its first line is {columns!r}; a plain CSV needs the columns {', '.join(REQUIRED)}"
-
-
-def json_keys(head: bytes) -> set[str] | None:
-    """The keys in the first line of a JSON file (in its head if that line has none); None for other files."""
-    text = head.decode("utf-8-sig", errors="replace").lstrip()
-    if not text.startswith(("{", "[")):
-        return None
-    first = set(re.findall(r'"([^"\\]{1,64})"\s*:', text.split("\n", 1)[0]))
-    return first or set(re.findall(r'"([^"\\]{1,64})"\s*:', text))
-
-
-def _best(formats: dict[str, set[str]], names: set[str]) -> tuple[str, int]:
-    kind = max(formats, key=lambda name: len(formats[name] & names))
-    return kind, len(formats[kind] & names)
+    listed = ", ".join(names)
+    listed = f"{listed[:97]}..." if len(listed) > 100 else listed
+    needed = " ".join(f"--column {name}=NAME" for name in ("arrival", "input", "output"))
+    return f". Its first line is {listed!r}; if these are columns of requests, say which: {needed}"
 
 
 def _recorded(folder: Path) -> Path:

@@ -17,6 +17,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.traces import lengths
 from pagecast.traces.arrivals import ArrivalProcess
 from pagecast.traces.generate import Conversations, conversations, requests
+from pagecast.traces.load import Load
 from pagecast.traces.operations import scale, select
 from pagecast.traces.schema import REQUIRED, Recipe, Trace, table
 from pagecast.traces.servegen import load_clients, servegen
@@ -113,6 +114,14 @@ def _conversations(recipe: Mapping[str, Any], seed: int) -> Trace:
     return conversations(shape, sessions=most, duration_s=recipe["duration"], count=most, seed=seed)
 
 
+def _load(recipe: Recipe, seed: int) -> Trace:
+    return Load.of(recipe["load"]).trace(seed)
+
+
+def _sent(recipe: Recipe, seed: int) -> Trace:
+    return Load.of(recipe["load"]).sent(play(recipe["of"], seed), seed)
+
+
 def _servegen(recipe: Mapping[str, Any], seed: int) -> Trace:
     return servegen(
         load_clients(Path(recipe["servegen"])),
@@ -123,4 +132,10 @@ def _servegen(recipe: Mapping[str, Any], seed: int) -> Trace:
     )
 
 
-_MAKERS = {"requests": _requests, "conversations": _conversations, "servegen": _servegen}
+_MAKERS = {
+    "requests": _requests,
+    "conversations": _conversations,
+    "load": _load,
+    "sent": _sent,
+    "servegen": _servegen,
+}

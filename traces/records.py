@@ -18,6 +18,20 @@ class _GivenTwice(Exception):
     """A field stands twice in an object; the message says which, and what to do."""
 
 
+class _HalfCharacter(Exception):
+    """A text holds one half of a character that takes two (a lone surrogate)."""
+
+
+def _check_whole(value: Any, text: str | bytes) -> None:
+    """Raises where a text of `value` can't be written again. `text` is what it was read of."""
+    if (b"\\u" if isinstance(text, bytes) else "\\u") in text:  # type: ignore[operator]
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = error.object[error.start]
+            raise _HalfCharacter(f"\\u{ord(half):04x} is half of a character; repair or remove it") from None
+
+
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
@@ -87,6 +101,17 @@ class Record:
             return str(value)
         raise self.fail(field, f"{_show(value)} is no text")
 
+    def has(self, field: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.values.get(field) is not None
+
+    def part(self, field: str) -> Record:
+        """An object within the record."""
+        value = self.required(field)
+        if not isinstance(value, dict):
+            raise self.fail(field, "is no JSON object; correct or remove the line")
+        return Record(self._source, self.line, value, f"{self.prefix}{field}.")
+
     def items(self, field: str) -> list[Any]:
         """A list."""
         value = self.required(field)
@@ -125,8 +150,10 @@ def items(source: Source, limit: int | None = None) -> Iterator[Record]:
             if at < len(text) and text[at] == "]":
                 return
             try:
-                value, at = _DECODER.raw_decode(text, at)
-            except _GivenTwice as error:
+                value, end = _DECODER.raw_decode(text, at)
+                _check_whole(value, text[at:end])
+                at = end
+            except (_GivenTwice, _HalfCharacter) as error:
                 raise source.fail(f"item {count + 1}: {error}") from None
             except (ValueError, RecursionError) as error:
                 text, at = text[at:], 0
@@ -159,7 +186,8 @@ def _parse(source: Source, number: int, line: bytes) -> dict[str, Any]:
     try:
         # The end of the line would count as column 1 of the next.
         value = _DECODER.decode(line.rstrip(b"\r\n").decode("utf-8-sig"))
-    except _GivenTwice as error:
+        _check_whole(value, line)
+    except (_GivenTwice, _HalfCharacter) as error:
         raise source.fail(str(error), number) from None
     except UnicodeDecodeError:
         raise source.fail("not UTF-8; convert the file to UTF-8", number) from None

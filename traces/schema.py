@@ -20,6 +20,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Recipe = Mapping[str, Any]  # of a generated trace; see `traces.recipe`
 RECIPE = "generated"  # its name in our own files
+CONCURRENCY = "concurrency"  # likewise of the limit that clients keep
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ COLUMNS: dict[str, str] = {
     "arrival_s": "seconds from the trace's start; NaN where `after` gives it (float64)",
     "input_tokens": "prompt length, at least 1 (int64)",
     "output_tokens": "tokens generated, at least 1 (int64)",
+    "max_tokens": "most tokens that the request may generate, for which engines reserve memory; 0: "
+    "no more than output_tokens (int64, 0)",
+    "warmup": "0: measured; else warm-up, which is in no figure of requests: those of a number are sent when "
+    "all of the next higher one have ended (int64, 0)",
     "n": "answers asked for; read as so many requests that share the prompt (int64, 1)",
     "priority": "lower is more urgent (int64, 0)",
     "session": "conversation the request belongs to (string, missing)",
@@ -78,6 +83,8 @@ REQUIRED = ("arrival_s", "input_tokens", "output_tokens")
 INTEGERS = (
     "input_tokens",
     "output_tokens",
+    "max_tokens",
+    "warmup",
     "n",
     "priority",
     "after",
@@ -87,21 +94,12 @@ INTEGERS = (
     "output_offset",
 )
 SECONDS = ("arrival_s", "gap_s", "cancel_after_s")
-TEXTS = (
-    "session",
-    "model",
-    "adapter",
-    "tokenizer",
-    "positional",
-    "salt",
-    "tenant",
-    "namespace",
-    "retention",
-    "multimodal",
-    "drafts",
-    "accepted_drafts",
-)
+NAMES = ("session", "model", "adapter", "tokenizer", "positional", "salt", "tenant", "namespace")
+MEASURED = ("ttft_s", "e2e_s")  # latencies that results of a benchmark have beside the requests
+TEXTS = (*NAMES, "retention", "multimodal", "drafts", "accepted_drafts")
 DEFAULTS: dict[str, Any] = {
+    "max_tokens": 0,
+    "warmup": 0,
     "n": 1,
     "priority": 0,
     "session": None,
@@ -133,16 +131,37 @@ def dtype(column: str) -> str:
     return "float64" if column in SECONDS else "string"
 
 
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """A limit that clients keep: at most `most` sessions, or single requests, are under way at a time.
+
+    The first of them comes at once and the others one by one, the last after `ramp_s` seconds. Errors:
+    BadInput for less than one, or a time that is not finite.
+    """
+
+    most: int
+    ramp_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise BadInput(f"concurrency is {self.most}; it must be at least 1")
+        if not 0 <= self.ramp_s < float("inf"):
+            raise BadInput(f"concurrency is reached in {self.ramp_s} s; give seconds of 0 or more")
+
+
 @dataclass(frozen=True)
 class Trace:
     """Requests in arrival order, ready to be replayed.
 
-    `requests` holds the columns of `COLUMNS` (optional ones may be absent), `spans` the prompts (or
-    None: every prompt is unique), `token_ids` the prompts as token ids where a trace has them, one
-    array a row (then `spans` is None). `notes` are sentences a reader wants the user to see. `recipe` says
-    how the trace was generated, where it was, so that other seeds can be played (`traces.recipe`).
-    `block_tokens` is how many tokens a hash id of its file names, where prompts were read as hash ids; a
-    converted trace has spans, and no longer knows.
+    `requests` holds the columns of `COLUMNS` (optional ones may be absent), `spans` the prompts (or None:
+    every prompt is unique), `token_ids` the prompts as token ids where a trace has them, one array a row
+    (then `spans` is None). `notes` are sentences a reader wants the user to see. `recipe` says how the trace
+    was generated, where it was, so that other seeds can be played (`traces.recipe`). `block_tokens` is how
+    many tokens a hash id of its file names, where prompts were read as hash ids; a converted trace has spans,
+    and no longer knows. `concurrency` is the limit of clients who hold requests back, as load tools do; None:
+    each request is sent at its arrival. `measured` has a row per request with the
+    latencies `MEASURED` in seconds, NaN where one is not known, where the file has what a benchmark measured.
+    `lengths_only`: the file tells lengths and no contents, so that nothing is known of reuse.
     """
 
     name: str
@@ -152,6 +171,9 @@ class Trace:
     notes: tuple[str, ...] = field(default=())
     recipe: Recipe | None = None
     block_tokens: int | None = None
+    concurrency: Concurrency | None = None
+    measured: pd.DataFrame | None = None
+    lengths_only: bool = False
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -204,6 +226,16 @@ def kept_recipe(recipe: object, limit: int | None, rows: int) -> Recipe | None:
         return None
     cut = limit is not None and rows == limit
     return {**recipe, "limit": limit} if cut else dict(recipe)
+
+
+def kept_concurrency(limit: object) -> Concurrency | None:
+    """The limit of clients that a file tells of; None where it tells of none. Errors: BadInput."""
+    if not isinstance(limit, Mapping):
+        return None
+    try:
+        return Concurrency(int(limit["most"]), float(limit.get("ramp_s", 0.0)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{CONCURRENCY}: missing or of the wrong kind ({error})") from None
 
 
 def starts(counts: Ints) -> Ints:

@@ -23,7 +23,7 @@ MAX_LINE_BYTES = 64 * MIB
 MAX_DOCUMENT_BYTES = 1 << 30
 MOST_EXPANSION = 200  # recorded traces pack to a 3rd to a 50th
 _FREE_BYTES = 32 * MIB  # unpacked, before expansion counts
-_HEAD_BYTES = MIB
+HEAD_BYTES = MIB
 _ZSTD_WINDOW_BYTES = 128 * MIB
 _ZSTD_FEED_BYTES = 4096  # one call expands by at most 32,768 times
 _GZIP, _ZSTD, _ZIP = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04"
@@ -88,7 +88,7 @@ def open_source(path: str | Path, max_bytes: int = MAX_BYTES) -> Source:
     """Looks at a file's beginning. Raises BadInput for a missing, empty, zipped or unreadable file."""
     path = Path(path)
     with _open(path, max_bytes) as stream:
-        head = stream.read(_HEAD_BYTES)
+        head = stream.read(HEAD_BYTES)
     if not head.strip():
         raise BadInput(f"{path}: the file is empty; a trace needs at least one request")
     if not head.strip(b"\0"):

@@ -1,4 +1,4 @@
-"""Columns of a CSV file, read with pyarrow and checked as a whole; errors name the first bad line."""
+"""Columns of text, of a CSV file read with pyarrow or of other tables; errors name the first bad line."""
 
 from __future__ import annotations
 
@@ -7,35 +7,46 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pagecast.traces.building import NO_REQUESTS, finish, trace_name
+from pagecast.traces.building import NO_REQUESTS, apart, finish, trace_name
 from pagecast.traces.schema import Floats, Ints, Trace, table
-from pagecast.traces.source import MIB, Source
+from pagecast.traces.source import HEAD_BYTES, MIB, Source
 from pyarrow import csv
 
 _DELIMITERS = (",", ";", "\t", "|")  # of those that are equally frequent the first
+# Well within what nanoseconds in 64 bits can hold.
+_FIRST, _LAST = pd.Timestamp("1700-01-01", tz="UTC"), pd.Timestamp("2200-12-31", tz="UTC")
 _BLOCK_BYTES = 16 * MIB  # also the longest line
 
 
 @dataclass(frozen=True, slots=True)
-class CsvTable:
-    """Text columns of a CSV file, by name; getters convert and check a whole column at once.
+class TextTable:
+    """Text columns of a file, by name; getters convert and check a whole column at once.
 
-    `rows` are the places of its rows in the file (0 follows the header), None for all of them.
+    `rows` are the places of its rows in the file (0 follows the header), None for all of them. `header_lines`
+    stand above the rows; None: the file has rows, not lines.
     """
 
     source: Source
     columns: dict[str, pa.ChunkedArray]
     rows: Ints | None = None
+    header_lines: int | None = 1
 
     def fail(self, row: int, field: str, problem: str) -> Exception:
         """The error for one value."""
+        if self.header_lines is None:
+            return self.source.fail(f"row {self._place(row)}: {problem}", field=field)
         return self.source.fail(problem, self.line(row), field)
+
+    def _place(self, row: int) -> int:
+        return row if self.rows is None else int(self.rows[row])
 
     def line(self, row: int) -> int:
         """The line of a row: found by going through the file again, for blank lines hold no row."""
-        row_number = 1 + (row if self.rows is None else int(self.rows[row]))
+        row_number = (self.header_lines or 0) + self._place(row)
         for number, line in self.source.lines():
             if line.strip():
                 if not row_number:
@@ -88,9 +99,22 @@ class CsvTable:
             raise self.fail(row, field, f"{values[row]:g} is less than {least}; correct or remove the row")
         return values.astype(np.int64)
 
+    def dates(self, field: str) -> Floats:
+        """Dates and times, with or without a zone (UTC), as seconds from the first. Errors: BadInput."""
+        texts = self.texts(field)
+        times = pd.to_datetime(pd.Series(texts), format="ISO8601", errors="coerce", utc=True)
+        # pandas takes "now" and "today" too: the answer would depend on the clock.
+        undated = ~pd.Series(texts).str.match(r"\s*\d").to_numpy(bool)
+        bad = np.flatnonzero((times.isna() | (times < _FIRST) | (times > _LAST)).to_numpy() | undated)
+        if len(bad):
+            problem = f"{texts[bad[0]][:40]!r} is no date and time from {_FIRST.year} to {_LAST.year}"
+            raise self.fail(int(bad[0]), field, problem)
+        ticks = times.astype("datetime64[ns, UTC]").astype("int64").to_numpy()
+        return np.asarray((ticks - ticks.min()) / 1e9, dtype=np.float64)
+
     def _check_thousands(self, field: str) -> None:
         """Where fields are not separated by commas, "1.000" is a thousand to some. Errors: BadInput."""
-        if header(self.source.head)[1] == ",":
+        if self.header_lines != 1 or header(self.source.head)[1] == ",":
             return
         column = pc.utf8_trim_whitespace(self.columns[field])
         grouped = pc.match_substring_regex(column, r"^[0-9]{1,3}(\.[0-9]{3})+$")
@@ -122,8 +146,10 @@ class CsvTable:
         notes: Sequence[str] = (),
     ) -> Trace:
         """The trace of these columns. Raises BadInput where it breaks the schema's rules."""
-        trace = Trace(trace_name(self.source), table(columns), notes=tuple(notes))
-        return finish(self.source, trace, self.line, sort=sort, time_field=time_field)
+        own, measured = apart(columns)
+        trace = Trace(trace_name(self.source), table(own), notes=tuple(notes), measured=measured)
+        line = None if self.header_lines is None else self.line
+        return finish(self.source, trace, line, sort=sort, time_field=time_field)
 
     def served(self, columns: dict[str, Any], *, sort: bool, time_field: str) -> Trace:
         """The trace without the requests that generated nothing (failed ones); a note counts them."""
@@ -133,12 +159,16 @@ class CsvTable:
         if not keep.any():
             raise self.source.fail(f"all of its {len(keep):,} requests generated nothing; {NO_REQUESTS}")
         columns_left = {name: np.asarray(column)[keep] for name, column in columns.items()}
+        note = f"left out, for they generated nothing: {int((~keep).sum()):,} of {len(keep):,} requests"
+        return self.only(keep).finish(columns_left, sort=sort, time_field=time_field, notes=[note])
+
+    def only(self, keep: npt.NDArray[np.bool_]) -> TextTable:
+        """The rows that `keep` names."""
         rows = np.flatnonzero(keep)
-        served = replace(
-            self, columns={name: column.take(rows) for name, column in self.columns.items()}, rows=rows
+        places = rows if self.rows is None else self.rows[rows]
+        return replace(
+            self, columns={name: column.take(rows) for name, column in self.columns.items()}, rows=places
         )
-        note = f"left out, for they generated nothing: {len(keep) - len(rows):,} of {len(keep):,} requests"
-        return served.finish(columns_left, sort=sort, time_field=time_field, notes=[note])
 
 
 def header(head: bytes) -> tuple[list[str], str]:
@@ -148,20 +178,29 @@ def header(head: bytes) -> tuple[list[str], str]:
     return [name.strip().strip('"') for name in line.split(delimiter)], delimiter
 
 
+def check_names(source: Source, names: Sequence[str]) -> None:
+    """Errors: BadInput for a name that stands twice."""
+    if len(set(names)) != len(names):
+        raise source.fail("a column name stands twice in the header; rename one", 1)
+
+
 def read_table(
     source: Source, required: Sequence[str], limit: int | None = None, optional: Iterable[str] = ()
-) -> CsvTable:
+) -> TextTable:
     """Reads the named columns as text, at most `limit` rows.
 
     Raises BadInput for a missing column, a row with more or fewer fields than the header, text that is
     not UTF-8, and no rows at all.
     """
+    if b"\n" not in source.head and len(source.head) >= HEAD_BYTES:
+        raise source.fail(
+            f"the first line is longer than {HEAD_BYTES // MIB} MiB; a header names few columns", 1
+        )
     names, delimiter = header(source.head)
     for name in required:
         if name not in names:
             raise source.fail(f"column {name} is missing; the header has {', '.join(names)[:200]}", 1)
-    if len(set(names)) != len(names):
-        raise source.fail("a column name stands twice in the header; rename one", 1)
+    check_names(source, names)
     names_read = [*required, *(name for name in optional if name in names)]
     options = csv.ConvertOptions(
         include_columns=names_read,
@@ -189,7 +228,7 @@ def read_table(
     table = table if limit is None else table.slice(0, limit)
     if not len(table):
         raise source.fail(NO_REQUESTS)
-    return CsvTable(source, {name: table.column(name) for name in names_read})
+    return TextTable(source, {name: table.column(name) for name in names_read})
 
 
 def _explain(source: Source, names: list[str], delimiter: str, problem: str) -> Exception:

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -23,7 +24,7 @@ import zstandard
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.export import csv_lines, mooncake_lines
 from pagecast.traces.readers.parquet import IDS_COLUMN, METADATA_KEY, SPAN_COLUMNS
-from pagecast.traces.schema import COLUMNS, DEFAULTS, RECIPE, REQUIRED, TEXTS, Trace
+from pagecast.traces.schema import COLUMNS, CONCURRENCY, DEFAULTS, RECIPE, REQUIRED, TEXTS, Trace
 
 FORMS = ("parquet", "jsonl", "mooncake", "csv")
 
@@ -43,6 +44,8 @@ def write(trace: Trace, path: str | Path, form: str | None = None, *, lossy: boo
         write_jsonl(trace, path)
     else:
         lines, losses = (mooncake_lines if form == "mooncake" else csv_lines)(trace)
+        if trace.concurrency is not None:
+            losses.append("how many requests its clients send at a time")
         if losses and not lossy:
             raise BadInput(
                 f"{path}: {form} can't hold {'; '.join(losses)}; write parquet or jsonl, or drop it (--lossy)"
@@ -75,6 +78,8 @@ def write_parquet(trace: Trace, path: str | Path) -> None:
     metadata: dict[str, Any] = {"name": trace.name, "notes": list(trace.notes)}
     if trace.recipe is not None:
         metadata[RECIPE] = dict(trace.recipe)
+    if trace.concurrency is not None:
+        metadata[CONCURRENCY] = asdict(trace.concurrency)
     data = data.replace_schema_metadata({METADATA_KEY: json.dumps(metadata).encode()})
     with replacing(path) as place:
         pq.write_table(data, place, compression="zstd")
@@ -83,8 +88,8 @@ def write_parquet(trace: Trace, path: str | Path) -> None:
 def write_jsonl(trace: Trace, path: str | Path) -> None:
     """Writes our own JSON lines (`readers/own.py` describes them), packed if the name ends in .gz or .zst.
 
-    They hold what parquet does, but for the trace's name and notes; a generated trace's recipe stands in
-    the first line. Times are written in full.
+    They hold what parquet does, but for the trace's name and notes; a generated trace's recipe and
+    the limit of clients stand in the first line. Times are written in full.
     """
     _write_lines(jsonl_lines(trace), path)
 
@@ -107,6 +112,8 @@ def jsonl_lines(trace: Trace) -> Iterator[bytes]:
         }
         if row == 0 and trace.recipe is not None:
             fields[RECIPE] = dict(trace.recipe)
+        if row == 0 and trace.concurrency is not None:
+            fields[CONCURRENCY] = asdict(trace.concurrency)
         if trace.spans is not None and (spans := trace.spans.row(row)):
             fields["spans"] = spans
         if trace.token_ids is not None:

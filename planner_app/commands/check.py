@@ -18,9 +18,9 @@ from pagecast.planner_app.commands.scenario_options import (
     ABOUT_LOG,
     GivenScenario,
     launched,
-    load_trace,
     logged,
     started,
+    trace_of,
 )
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.planner.execution.executor import executor
@@ -86,7 +86,8 @@ def check_command(ask: CheckOptions, many: Many, output: Output) -> None:
             f"{scenario}: has only check.regression, and no baseline to compare with; give --baseline, "
             "or make one with --write-baseline"
         )
-    trace = load_trace(file.trace_name(), file.scenario, LoadOptions(**file.reading()))
+    given = {name: value for name, value in file.reading().items() if name in file.check.model_fields_set}
+    trace = trace_of(file.trace_name(), file.scenario, LoadOptions(**given), file.load)
     before = baselines.load(baseline, trace, file) if baseline is not None else None
     result = replay(trace, file.scenario, keep_steps=False)
     figures = bounded(result)
@@ -163,7 +164,7 @@ def _facts(file: CheckFile, trace: Trace, result: Result) -> dict[str, Any]:
         "model": scenario.model,
         "gpu": scenario.gpu,
         "tensor_parallel_size": scenario.tensor_parallel_size,
-        "profile": scenario.profile,
+        "engine": scenario.engine,
         "costs": result.summary["costs"],
         "expected_error": sentence(result.summary["expected_error"]),
     }
@@ -173,7 +174,7 @@ def _served(facts: dict[str, Any]) -> str:
     plural = "" if facts["requests"] == 1 else "s"
     return (
         f"{facts['trace']}: {facts['requests']:,} request{plural} on {facts['model']}, "
-        f"{facts['tensor_parallel_size']} x {facts['gpu']}, profile {facts['profile']}, "
+        f"{facts['tensor_parallel_size']} x {facts['gpu']}, {facts['engine']}, "
         f"costs {facts['costs']}"
     )
 

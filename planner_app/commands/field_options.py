@@ -1,7 +1,7 @@
 """Options of commands, made of the fields of models: type, default, bounds and description are the field's.
 
     @with_options
-    def plan_command(trace: TraceArgument, arguments: ScenarioArguments, ask: PlanOptions) -> None: ...
+    def plan_command(arguments: WorkArguments, ask: PlanOptions) -> None: ...
 
 A parameter whose type is an `Options` gives its place to one option per field, and receives the model that
 is made of those that were given. `Annotated[..., Gather(...)]` does the same with any other options.
@@ -18,20 +18,22 @@ from typing import Annotated, Any, get_args, get_origin
 import typer
 from annotated_types import Ge, Le
 from pagecast.planner_app.options import Options, flag_of
-from pagecast.sim.core.engines.registry import PROFILES
+from pagecast.sim.core.engines.registry import ENGINES
 from pagecast.sim.scenario import Scenario, value_type
 from pydantic.fields import FieldInfo
 
 Command = Callable[..., None]
 _REQUIRED = inspect.Parameter.empty
 _MORE: dict[str, str] = {  # what a user of the command line needs to know beyond the field's description
-    "profile": f": {', '.join(PROFILES)}",
-    "gpu_memory_utilization": "; newer vLLM: 0.92",
+    "engine": f": {', '.join(ENGINES)}",
     "kv_tokens": "; of the three limits the lesser wins",
     "num_gpu_blocks": "; vLLM's own number counts its null block too: give one less",
     "scheduling_policy": ": fcfs or priority; sglang: fcfs or lpm, longest cached prefix first",
 }
-_NAMES: dict[str, tuple[str, ...]] = {"num_gpu_blocks": ("--num-gpu-blocks", "--num-gpu-blocks-override")}
+_NAMES: dict[str, tuple[str, ...]] = {
+    "num_gpu_blocks": ("--num-gpu-blocks", "--num-gpu-blocks-override"),
+    "engine": ("--engine", "--profile"),
+}
 
 
 def scenario_fields(kind: type[Scenario] = Scenario) -> Mapping[str, FieldInfo]:

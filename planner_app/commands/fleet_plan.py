@@ -16,6 +16,7 @@ from pagecast.planner_app.planner.fleet.emit import emit
 from pagecast.planner_app.planner.fleet.options import SizeOptions
 from pagecast.planner_app.planner.fleet.sizing import FleetSize, Sizing, against, sized
 from pagecast.planner_app.planner.slo import Slo
+from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from pagecast.planner_app.wording.note_sentences import sentences
 from pagecast.planner_app.wording.quantities import counted
 from pagecast.sim.fleet.settings import FleetSettings
@@ -101,10 +102,12 @@ def _show(work: Trace, scenario: Scenario, level: Slo, sizes: Sequence[FleetSize
     """Prints what was planned for, the replicas of each router, what was not served, and the notes."""
     replica = f"replicas of {scenario.tensor_parallel_size} x {scenario.gpu}"
     console.out.print(
-        f"{work.name}: {len(work):,} requests on {scenario.model}, {replica}, profile {scenario.profile}, "
+        f"{work.name}: {len(work):,} requests on {scenario.model}, {replica}, {scenario.profile.label}, "
         f"costs {_costs(sizes)}",
         soft_wrap=True,
     )
+    if defaults := engine_defaults(scenario):
+        console.out.print(defaults, soft_wrap=True)
     console.out.print(f"SLO: {level.text}", soft_wrap=True)
     console.out.print(_table(sizes))
     for size in sizes:

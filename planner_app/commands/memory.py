@@ -11,6 +11,7 @@ from pagecast.planner_app.commands.field_options import Gather, field_option, sc
 from pagecast.planner_app.commands.output import Output
 from pagecast.planner_app.commands.scenario_options import GivenScenario, start_options, started
 from pagecast.planner_app.options import Options
+from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.gpus import GIB
@@ -25,7 +26,13 @@ LENGTHS = (2048, 8192, 32_768, 131_072)
 def _options() -> list[inspect.Parameter]:
     """The scenario's fields that the budget depends on; of these a model and a GPU must be given."""
     names = [field.name for field in fields(BudgetOptions) if field.name in scenario_fields()]
-    own = [field_option("model"), field_option("gpu", required=True), *start_options()]
+    own = [
+        field_option("model"),
+        field_option("assume_dense"),
+        field_option("gpu", required=True),
+        field_option("engine"),
+        *start_options(),
+    ]
     return [*own, *(field_option(name) for name in names)]
 
 
@@ -57,9 +64,9 @@ def memory_command(
     budget = scenario.budget(**ask.model_dump())
     assert budget is not None
     if output.json_only:
-        console.print_json(as_dict(budget))
+        console.print_json({**as_dict(budget), "engine": scenario.engine, "defaults": scenario.defaults})
     else:
-        show(budget)
+        show(budget, engine_defaults(scenario))
 
 
 def as_dict(budget: HbmBudget) -> dict[str, Any]:
@@ -98,11 +105,13 @@ def notes_of(budget: HbmBudget) -> list[str]:
     return [*([] if missing is None else [sentence(missing)]), *budget.notes]
 
 
-def show(budget: HbmBudget) -> None:
-    """Prints the items, the three bytes-per-token figures, and what fits."""
+def show(budget: HbmBudget, defaults: str) -> None:
+    """Prints `defaults`, the items, the three bytes-per-token figures, and what fits."""
     each = f"each of {budget.tensor_parallel_size} x " if budget.tensor_parallel_size > 1 else ""
     total = f"{budget.total_bytes / GIB:.2f} GiB"
     console.out.print(f"{budget.model} on {each}{budget.gpu}: {total}", soft_wrap=True)
+    if defaults:
+        console.out.print(defaults, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
     for title, side in (("item", "left"), ("GiB", "right"), ("share", "right")):
         table.add_column(title, justify=side, no_wrap=True)  # type: ignore[arg-type]

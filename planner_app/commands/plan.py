@@ -11,11 +11,12 @@ from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.fleet_options import FleetOptions
 from pagecast.planner_app.commands.ignored_options import refuse_options, refuse_without_draws
 from pagecast.planner_app.commands.output import Output, Reported
-from pagecast.planner_app.commands.scenario_options import ScenarioArguments, TraceArgument, load
+from pagecast.planner_app.commands.scenario_options import WorkArguments, load
 from pagecast.planner_app.planner.capacity.options import PlanOptions, Target
 from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.fleet.options import Emitted, SizeOptions
 from pagecast.planner_app.reports.html_page import ready, write
+from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pagecast.traces.schema import Trace
 
 _MOST_FLEET_REQUESTS = 40_000
+_OF_CLIENTS = ("concurrency", "concurrency_ramp", "repeat_prompts", "warmup")
 _TITLES = {
     "concurrency": "admissible concurrency",
     "rate": "highest request rate",
@@ -35,8 +37,7 @@ _TITLES = {
 
 @with_options
 def plan_command(
-    trace: TraceArgument,
-    arguments: ScenarioArguments,
+    arguments: WorkArguments,
     fleet: FleetOptions,
     sizing: SizeOptions,
     ask: PlanOptions,
@@ -66,11 +67,15 @@ def plan_command(
     else:
         refuse_options(sizing, "is for a fleet: give --router NAME as well", beyond=Emitted)
         refuse_without_draws(ask)
+        refuse_options(
+            {name.replace("_", "-"): getattr(arguments.load, name) for name in _OF_CLIENTS},
+            "says how many requests are sent at a time, which plan looks for: leave it out",
+        )
     sizing.check()
     if output.report is not None:
         ready("--report", output.report)
     reach = partial(lasting_at, most_requests=_MOST_FLEET_REQUESTS) if for_fleet else at_rate
-    work, scenario = load(trace, arguments, reach=reach)
+    work, scenario = load(arguments, reach=reach)
     if for_fleet:
         from pagecast.planner_app.commands.fleet_plan import plan_fleet
 
@@ -124,9 +129,11 @@ def show(result: CapacityPlan) -> None:
     scenario = result.scenario
     console.out.print(
         f"{result.trace}: {result.requests:,} requests on {scenario.model}, "
-        f"{scenario.tensor_parallel_size} x {scenario.gpu}, profile {scenario.profile}, costs {result.costs}",
+        f"{scenario.tensor_parallel_size} x {scenario.gpu}, {scenario.profile.label}, costs {result.costs}",
         soft_wrap=True,
     )
+    if defaults := engine_defaults(scenario):
+        console.out.print(defaults, soft_wrap=True)
     console.out.print(f"SLO: {result.slo.text}", soft_wrap=True)
     if result.rejects:
         console.out.print(result.rejects, soft_wrap=True)

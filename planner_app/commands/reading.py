@@ -25,10 +25,20 @@ class ReadOptions(Options):
     session_rate: float | None = Field(
         default=None, description="sessions per second, where a format has no absolute times"
     )
+    run: int | None = Field(
+        default=None,
+        description="of a file with several runs of a benchmark, the one to read [all, in order]",
+    )
+    column: tuple[str, ...] = Field(
+        default=(),
+        description="what a column of a table of requests is called, as arrival=timestamp, "
+        "input=prompt_tokens, output=completion_tokens; once for each [usual names are found]",
+    )
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of `read`."""
-        return {name: getattr(self, name) for name in ReadOptions.model_fields}
+        given = {name: getattr(self, name) for name in ReadOptions.model_fields if name != "column"}
+        return {**given, "columns": self.column or None}
 
 
 class LoadOptions(ReadOptions):

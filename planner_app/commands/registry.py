@@ -30,6 +30,8 @@ COMMANDS = {
     "sweep": _Command("sweep", "sweep_command", "Finds the cheapest replica in a space of scenarios"),
     "tune": _Command("tune", "app", "Chooses a block size or an HBM budget for a trace"),
     "validate": _Command("validate", "validate_command", "Compares a recorded run with its replay"),
+    "match": _Command("match", "match_command", "Explains how a measurement differs from its forecast"),
+    "watch": _Command("watch", "watch_command", "Shows a running server beside its forecast"),
     "hits": _Command("hits", "hits_command", "Counts the prefix hits of caches of several sizes"),
     "memory": _Command("memory", "memory_command", "Itemises a GPU's memory: KV blocks and what fits"),
     "calibrate": _Command("calibrate", "calibrate_command", "Learns what steps cost from recorded runs"),

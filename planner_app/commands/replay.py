@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from json import dumps
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.fleet_options import FleetOptions
-from pagecast.planner_app.commands.ignored_options import refuse_without_draws
+from pagecast.planner_app.commands.ignored_options import refuse_options, refuse_without_draws
 from pagecast.planner_app.commands.output import Reported
 from pagecast.planner_app.commands.replay_view import show
 from pagecast.planner_app.commands.scenario_options import (
-    ScenarioArguments,
-    TraceArgument,
+    GivenScenario,
+    WorkArguments,
     load,
 )
-from pagecast.planner_app.options import Options
+from pagecast.planner_app.options import Flag, Options
 from pagecast.planner_app.planner.execution.options import Drawn
 from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.planner_app.wording.note_sentences import sentence, sentences
@@ -30,7 +31,18 @@ from pagecast.sim.replay.resample import redrawn, resample
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 from pagecast.traces.write import replacing
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from rich.table import Table
+
+
+def _numbers(given: str | Iterable[int]) -> tuple[int, ...]:
+    """The numbers of a text with commas."""
+    if not isinstance(given, str):
+        return tuple(given)
+    try:
+        return tuple(int(number) for number in given.split(",") if number.strip())
+    except ValueError:
+        raise BadInput(f"--sweep-concurrency is {given}: give whole numbers with commas: 1,2,4,8") from None
 
 
 class ReplayOptions(Options):
@@ -42,6 +54,10 @@ class ReplayOptions(Options):
     kv_events: bool = Field(
         default=False, description="write kv_events.jsonl into --out as well, in vLLM's vocabulary"
     )
+    sweep_concurrency: Annotated[tuple[int, ...], BeforeValidator(_numbers), Flag(kind=str)] = Field(
+        default=(),
+        description="replay at each of these concurrencies, and print throughput against latency: 1,2,4,8,16",
+    )
     perfetto: Path | None = Field(
         default=None, description="trace of the steps to write, for ui.perfetto.dev (.json or .json.gz)"
     )
@@ -49,8 +65,7 @@ class ReplayOptions(Options):
 
 @with_options
 def replay_command(
-    trace: TraceArgument,
-    arguments: ScenarioArguments,
+    arguments: WorkArguments,
     fleet: FleetOptions,
     drawn: Drawn,
     ask: ReplayOptions,
@@ -58,6 +73,9 @@ def replay_command(
 ) -> None:
     """Replays TRACE on one replica, or on several behind a router (--replicas), and prints TTFT, TPOT,
     throughput, prefix hits and KV pressure."""
+    if ask.sweep_concurrency:
+        _sweep(arguments, fleet, drawn, ask, output)
+        return
     if ask.kv_events and ask.out is None:
         raise BadInput("--kv-events writes into the replay's folder: give --out FOLDER as well")
     refuse_without_draws(drawn)
@@ -67,7 +85,7 @@ def replay_command(
         from pagecast.planner_app.reports import perfetto as perfetto_trace
 
         perfetto_trace.ready("--perfetto", ask.perfetto)
-    work, scenario = load(trace, arguments)
+    work, scenario = load(arguments)
     study = Study(work, scenario, scenario.seed, None if drawn.fixed_workload else resample)
     result: Result
     if fleet.any:
@@ -85,7 +103,10 @@ def replay_command(
             result = replay(
                 work, scenario, keep_steps=keep, out=ask.out, progress=update, kv_events=ask.kv_events
             )
-    summary = {**result.summary, "expected_error": sentence(result.summary["expected_error"])}
+    summary = {
+        **result.summary,
+        "expected_error": sentence(result.summary["expected_error"]),
+    }
     result = replace(result, summary=summary, notes=(*_unused(work, scenario), *result.notes))
     if ask.out is not None:
         _write_summary(ask.out, summary)
@@ -114,6 +135,48 @@ def replay_command(
     for path in (output.report, ask.perfetto):
         if path is not None:
             console.out.print(f"written to {path}", soft_wrap=True, markup=False)
+
+
+def _sweep(
+    arguments: GivenScenario, fleet: FleetOptions, drawn: Drawn, ask: ReplayOptions, output: Reported
+) -> None:
+    """Prints throughput against latency at several concurrencies."""
+    from pagecast.planner_app.planner.curve import HEADER, curve
+
+    reason = "is for one replay: leave it out, or --sweep-concurrency"
+    refuse_options(drawn, reason)
+    refuse_options({"out": ask.out, "perfetto": ask.perfetto, "kv-events": ask.kv_events or None}, reason)
+    refuse_options({"concurrency": arguments.load.concurrency}, "is one of --sweep-concurrency: leave it out")
+    if output.report is not None:
+        ready("--report", output.report)
+
+    def work(concurrency: int) -> tuple[Trace, Scenario]:
+        sending = replace(arguments.load, concurrency=concurrency)
+        return load(replace(arguments, load=sending))
+
+    settings = fleet.settings() if fleet.any else None
+    with console.progress("replaying", len(ask.sweep_concurrency)) as update:
+        drawn_curve = curve(work, ask.sweep_concurrency, settings, update)
+    if output.report is not None:
+        from pagecast.planner_app.reports.curve_report import curve_report
+
+        write(output.report, curve_report(drawn_curve))
+    result = drawn_curve.result
+    if output.json_only:
+        points = [point.to_dict() for point in drawn_curve.points]
+        console.print_json({"trace": result.trace, "points": points, "notes": sentences(result.notes)})
+        return
+    console.out.print(drawn_curve.about, soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    for title in HEADER:
+        table.add_column(title, justify="right", no_wrap=True)
+    for point in drawn_curve.points:
+        table.add_row(*point.row)
+    console.out.print(table)
+    for note in sentences(result.notes):
+        console.out.print(f"note: {note}", soft_wrap=True, markup=False)
+    if output.report is not None:
+        console.out.print(f"written to {output.report}", soft_wrap=True, markup=False)
 
 
 def _write_summary(folder: Path, summary: dict[str, Any]) -> None:

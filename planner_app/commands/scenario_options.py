@@ -1,11 +1,11 @@
 """The options that commands share: every field of a scenario by its name, and how a trace is read.
 
     @with_options
-    def plan_command(trace: TraceArgument, arguments: ScenarioArguments, ask: PlanOptions) -> None:
-        work, scenario = load(trace, arguments)
+    def plan_command(arguments: WorkArguments, ask: PlanOptions) -> None:
+        work, scenario = load(arguments)
 
-`ScenarioArguments` stands for one option per field of `Scenario`, and those for reading a trace. A field that
-`Scenario` gains is an option of every command.
+`WorkArguments` stands for a trace, one option per field of `Scenario` and of `Load`, and those for reading a
+trace. A field that `Scenario` or `Load` gains is an option of every command.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ from pagecast.planner_app.commands.field_options import (
     parameter,
     scenario_fields,
 )
+from pagecast.planner_app.commands.ignored_options import refuse_options
+from pagecast.planner_app.commands.load_options import load_options
 from pagecast.planner_app.commands.reading import LoadOptions, read_with_progress
+from pagecast.planner_app.planner.load_fields import load_fields, make_load
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.bundled import sample_names
+from pagecast.traces.load import Load
 from pagecast.traces.operations import scale
 from pagecast.traces.schema import Trace
 
@@ -38,17 +42,25 @@ if TYPE_CHECKING:
 
 Opt = typer.Option
 _LEAST_OF_RATE = 0.75  # less of the rate that was asked for gets a note
-TraceArgument = Annotated[
-    str, typer.Argument(help="trace file of any known format, a sample's name, or a folder of replay --out")
-]
+_TRACE = parameter(
+    "trace",
+    str | None,
+    typer.Argument(
+        help="trace file of any known format, a sample's name, or a folder of replay --out; "
+        "without it, requests are made: --input-len, --output-len",
+        show_default=False,
+    ),
+    None,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class GivenScenario:
-    """Options of the command line: a scenario file, fields that replace its own, and how a trace is read.
+    """Options of the command line: a scenario file, fields that replace its own, and the work.
 
-    `launch`: a start of an engine, whose fields replace the file's. `log`: one that has taken place, which
-    replaces those in turn.
+    `trace` is read as `reading` says and sent as `load` says; None: `load` makes requests. `launch`: a start
+    of an engine, whose fields replace the file's. `log`: one that has taken place, which replaces those in
+    turn.
     """
 
     scenario: Path | None = None
@@ -56,14 +68,25 @@ class GivenScenario:
     reading: LoadOptions = field(default_factory=lambda: LoadOptions())
     launch: Launch | None = None
     log: StartupLog | None = None
+    trace: str | None = None
+    load: Load = field(default_factory=Load)
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> GivenScenario:
         """From the options that were given."""
         fields = {name: value for name, value in given.items() if name in scenario_fields()}
         reading = {name: value for name, value in given.items() if name in LoadOptions.model_fields}
+        of_load = {name: value for name, value in given.items() if name in load_fields()}
         scenario, launch, log = (given.get(name) for name in ("scenario", "launch", "log"))
-        return cls(scenario, fields, LoadOptions(**reading), launched(launch), logged(log))
+        return cls(
+            scenario,
+            fields,
+            LoadOptions(**reading),
+            launched(launch),
+            logged(log),
+            given.get("trace"),
+            make_load(of_load, "options"),
+        )
 
 
 ABOUT_LAUNCH = (
@@ -112,8 +135,9 @@ def scenario_options(kind: type[Scenario] = Scenario) -> list[inspect.Parameter]
 
 
 ScenarioOnly = Annotated[GivenScenario, Gather(scenario_options(), GivenScenario.of)]
-ScenarioArguments = Annotated[
-    GivenScenario, Gather([*scenario_options(), *model_options(LoadOptions)], GivenScenario.of)
+WorkArguments = Annotated[
+    GivenScenario,
+    Gather([_TRACE, *scenario_options(), *model_options(LoadOptions), *load_options()], GivenScenario.of),
 ]
 
 
@@ -146,35 +170,39 @@ def started(arguments: GivenScenario, *, measured: bool = True) -> tuple[Scenari
 
 
 def load(
-    name: str, arguments: GivenScenario, *, reach: Callable[[Trace, float], Trace] | None = None
+    arguments: GivenScenario, *, reach: Callable[[Trace, float], Trace] | None = None
 ) -> tuple[Trace, Scenario]:
-    """Reads the trace and the scenario; of a folder that `replay --out` wrote, both. Errors: BadInput.
+    """Reads or makes the trace, and reads the scenario; of a folder that `replay --out` wrote, both.
 
-    `reach` as in `load_trace`.
+    `reach` as in `trace_of`. Errors: BadInput.
     """
-    folder = Path(name)
-    if name not in sample_names() and os.path.isfile(folder / "trace.parquet"):
+    name = arguments.trace
+    folder = Path(name or "")
+    if name is not None and name not in sample_names() and os.path.isfile(folder / "trace.parquet"):
         beside = folder / "scenario.yaml"
         if arguments.scenario is None and beside.is_file():
             arguments = replace(arguments, scenario=beside)
         name = str(folder / "trace.parquet")
     scenario, notes = started(arguments)
-    trace = load_trace(name, scenario, arguments.reading, reach=reach)
+    trace = trace_of(name, scenario, arguments.reading, arguments.load, reach=reach)
     return replace(trace, notes=(*notes, *trace.notes)) if notes else trace, scenario
 
 
-def load_trace(
-    name: str,
+def trace_of(
+    name: str | None,
     scenario: Scenario,
     options: LoadOptions,
+    sending: Load,
     *,
     reach: Callable[[Trace, float], Trace] | None = None,
 ) -> Trace:
-    """Reads a trace as the options say, and scales its arrivals.
+    """Reads a trace as the options say, scales its arrivals, and has its requests sent as the load says.
 
-    `reach` gives a trace the rate that is asked for; by default its arrivals are scaled, and it gets a note
-    where that is not enough. Errors: BadInput.
+    Without a name the load makes the requests. `reach` gives a trace the rate that is asked for; by default
+    its arrivals are scaled, and it gets a note where that is not enough. Errors: BadInput.
     """
+    if name is None:
+        return _made(scenario, options, sending)
     speedup, rate = options.speedup, options.rate
     if not 0 < speedup < float("inf"):
         raise BadInput(f"--speedup is {speedup}; it must be above 0")
@@ -184,8 +212,20 @@ def load_trace(
         raise BadInput(f"--rate {rate:g} and --speedup {speedup:g} both set the load; give one of them")
     trace = read_with_progress(name, options, seed=scenario.seed)
     if rate is not None:
-        return (reach or _at_rate)(trace, rate)
-    return trace if speedup == 1 else scale(trace, speedup)
+        trace = (reach or _at_rate)(trace, rate)
+    elif speedup != 1:
+        trace = scale(trace, speedup)
+    return sending.sent(trace, scenario.seed)
+
+
+def _made(scenario: Scenario, options: LoadOptions, made: Load) -> Trace:
+    """The requests that a load makes. Errors: BadInput where it makes none, or options are for a trace."""
+    if not made.makes:
+        raise BadInput(
+            "give a trace (a file, or a sample's name), or requests to make: --input-len, --output-len"
+        )
+    refuse_options(options, "is for a trace that is read: leave it out, or give a trace")
+    return made.trace(scenario.seed)
 
 
 def _at_rate(trace: Trace, rate: float) -> Trace:

@@ -8,10 +8,15 @@ from typing import Annotated
 
 import typer
 from pagecast.planner_app import console
-from pagecast.sim.costs.calibration.choose import MEASURED, ROOFLINE
+from pagecast.planner_app.commands.model_support import five_lines
+from pagecast.sim.core.engines import DEFAULT_ENGINE
+from pagecast.sim.core.engines.registry import engine_texts
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.choose import ROOFLINE
 from pagecast.sim.costs.calibration.file import all_shipped
 from pagecast.sim.costs.calibration.support import CALIBRATED, IMPOSSIBLE, Support, support
 from pagecast.sim.costs.calibration.target import Target
+from pagecast.sim.costs.measured.corrections import MEASURED
 from pagecast.sim.costs.measured.tables import paths
 from pagecast.sim.machine.gpus import GPUS
 from pagecast.sim.machine.gpus import gpu as find_gpu
@@ -25,6 +30,9 @@ _MARKS = {CALIBRATED: "C", MEASURED: "M", ROOFLINE: "r", IMPOSSIBLE: "-"}
 
 
 def support_command(
+    described: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="one model: what is known of it, in five lines")
+    ] = None,
     model: Annotated[
         list[str] | None, Opt(help="a known model or a folder with config.json; once for each [all known]")
     ] = None,
@@ -37,12 +45,16 @@ def support_command(
     ] = True,
     json: Annotated[bool, Opt("--json", help="print one JSON object and nothing else")] = False,
 ) -> None:
-    """Lists which step costs `--costs auto` takes for each model, GPU and engine.
+    """Lists step costs that `--costs auto` takes, and the engines' versions; or describes one MODEL.
 
     C: calibrated, fitted to recordings of the set-up. M: measured, composed of operations that were measured
-    on the GPU. r: roofline, from published rates. -: the model can't be sharded so.
+    on the GPU. r: roofline, from published rates. -: the model can't be
+    sharded so, or its steps can't be timed.
     """
-    models = [find_model(name) for name in model or known_models()]
+    if described is not None and (model or len(engine or []) > 1):
+        raise BadInput("give one MODEL for five lines, or --model and --engine for the table of tiers")
+    names = [described] if described is not None else model or known_models()
+    models = [find_model(name) for name in names]
     gpus = [find_gpu(name) for name in gpu or _measured_gpus()]
     shipped, rows = all_shipped(), []
     with console.progress("set-ups", len(models) * len(gpus) * len(engine or [1])) as update:
@@ -55,17 +67,25 @@ def support_command(
                     rows.append(support(target, shipped))
                     update(len(rows))
     if json:
-        console.print_json({"set_ups": [asdict(row) for row in rows]})
+        lines = {"lines": five_lines(models[0], rows)} if described is not None else {}
+        set_ups = [asdict(row) for row in rows]
+        console.print_json({**lines, "set_ups": set_ups, "engines": engine_texts()})
+        return
+    if described is not None:
+        for line in five_lines(models[0], rows):
+            console.out.print(line, soft_wrap=True, highlight=False, markup=False)
         return
     for each in dict.fromkeys(row.engine for row in rows):
         _show(each, [row for row in rows if row.engine == each])
     console.out.print(
-        "C calibrated, M measured operations, r roofline, - can't be sharded so", highlight=False
+        "C calibrated, M measured operations, r roofline, - can't be sharded or timed so", highlight=False
     )
     for line in _half_widths(rows):
         console.out.print(line, soft_wrap=True, highlight=False)
     for reason in _reasons(rows):
         console.out.print(f"r: {reason}", soft_wrap=True, highlight=False)
+    engines = ", ".join(f"{text} (default)" if text == DEFAULT_ENGINE else text for text in engine_texts())
+    console.out.print(f"rules and defaults (--engine): {engines}", soft_wrap=True, highlight=False)
 
 
 def _measured_gpus() -> list[str]:

@@ -13,14 +13,14 @@ from pagecast.planner_app.commands.ignored_options import refuse_options
 from pagecast.planner_app.commands.output import Reported
 from pagecast.planner_app.commands.scenario_options import (
     GivenScenario,
-    ScenarioArguments,
-    TraceArgument,
+    WorkArguments,
     load,
 )
 from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.fleet.options import EmittedTrial
 from pagecast.planner_app.planner.sweep.options import SweepOptions
 from pagecast.planner_app.reports.html_page import ready, write
+from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from pydantic import Field
 from rich.table import Table
 
@@ -42,8 +42,7 @@ class SweepOutput(Reported):
 
 @with_options
 def sweep_command(
-    trace: TraceArgument,
-    arguments: ScenarioArguments,
+    arguments: WorkArguments,
     fleet: FleetOptions,
     ask: SweepOptions,
     many: Many,
@@ -71,7 +70,7 @@ def sweep_command(
     if ask.search is None and "generation" in ask.model_fields_set:
         refuse_options({"generation": ask.generation}, "is for a search: give --search N as well")
     _refuse_knobs_values(ask, arguments, fleet)
-    work, scenario = load(trace, arguments)
+    work, scenario = load(arguments)
     question = SweepQuestion(work, scenario, ask, fleet.settings() if fleet.any else None)
     with executor(many) as run, console.progress("trials", question.count) as update:
         result = sweep(question, run, out=output.out, progress=update)
@@ -118,7 +117,7 @@ def as_dict(result: SweepResult) -> dict[str, Any]:
         "prices_usd_per_gpu_hour": dict(question.prices),
         "objectives": list(question.objectives),
         "complete": result.complete,
-        "scenario": question.scenario.flat(),
+        "scenario": question.scenario.resolved(),
         "step_costs": [each.as_dict() for each in costs],
         "notes": [*question.trace.notes, what_each_is(result), *notes(result, costs)],
         "cheapest": result.cheapest,
@@ -159,6 +158,8 @@ def show(result: SweepResult, out: Path | None) -> None:
         soft_wrap=True,
     )
     console.out.print(_same(result, [each.name for each in costs]), soft_wrap=True)
+    if defaults := engine_defaults(question.scenario):
+        console.out.print(defaults, soft_wrap=True)
     console.out.print(answer(result), soft_wrap=True)
     header, rows = front(result)
     title = f"Pareto-optimal {subject(result)}s" + (
@@ -184,7 +185,7 @@ def show(result: SweepResult, out: Path | None) -> None:
 def _same(result: SweepResult, costs: list[str]) -> str:
     """The most important settings that all trials have in common."""
     scenario = result.question.scenario
-    fields = ("model", "gpu", "tensor_parallel_size", "profile")
+    fields = ("model", "gpu", "tensor_parallel_size", "engine")
     parts = [f"{name} {getattr(scenario, name)}" for name in fields if name not in result.knobs]
     parts += [f"step costs {' and '.join(costs)}"] if costs else []
     return f"with {', '.join(parts)}"

@@ -91,6 +91,47 @@ def convert_command(
     written(work, out, output.json_only)
 
 
+class MetricsOptions(Options):
+    """The load of a trace that is made from metrics."""
+
+    seconds: float | None = Field(default=None, gt=0, description="from the first dump to the last")
+    rate: float | None = Field(
+        default=None,
+        gt=0,
+        description="requests per second, where the metrics do not tell or another is meant",
+    )
+    requests: int | None = Field(
+        default=None, ge=1, description="how many requests, at one rate [those of the span, as they came]"
+    )
+    seed: int = Field(default=0, description="seed of all random draws")
+
+
+@app.command("from-metrics", short_help="Makes a trace with the load that a server's metrics show")
+@with_options
+def from_metrics_command(
+    metrics: Annotated[
+        list[Path],
+        Arg(help="a range query's JSON, or dumps of /metrics in order of time, and last the file to write"),
+    ],
+    ask: MetricsOptions,
+    output: Output,
+) -> None:
+    """Makes a trace with a server's load: its rate over time, lengths of prompts and answers, and hit rate.
+
+    Metrics are those of vLLM, SGLang or TensorRT-LLM. The last of METRICS is the file to write.
+    """
+    from pagecast.sim.runs.server_forecast import trace_of_metrics
+    from pagecast.sim.runs.server_metrics import read_metrics
+
+    *files, out = metrics
+    if not files:
+        raise BadInput(f"{out}: give the metrics, and after them the file to write")
+    server = read_metrics(*files, seconds=ask.seconds)
+    work = trace_of_metrics(server, rate=ask.rate, requests=ask.requests, seed=ask.seed, name=files[0].stem)
+    write(work, out)
+    written(work, out, output.json_only)
+
+
 class SampleOptions(Options):
     """Where a sample is written."""
 

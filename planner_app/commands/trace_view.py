@@ -71,12 +71,15 @@ def _facts(facts: dict[str, Any]) -> Table:
             "burstiness", f"cv {facts['interarrival_cv']:.3g} of the times between arrivals (Poisson: 1)"
         )
     sharing = facts["sharing"]
-    table.add_row(
-        "reuse",
-        f"{sharing['shareable_fraction']:.1%} of prompt tokens begin an earlier prompt or quoted answer: "
-        "what an endless cache would find",
-    )
-    table.add_row("working set", f"{sharing['working_set_tokens']:,} tokens hold every prompt once")
+    if sharing is None:
+        table.add_row("reuse", "unknown: the file tells lengths and no contents of prompts")
+    else:
+        table.add_row(
+            "reuse",
+            f"{sharing['shareable_fraction']:.1%} of prompt tokens begin an earlier prompt or quoted answer: "
+            "what an endless cache would find",
+        )
+        table.add_row("working set", f"{sharing['working_set_tokens']:,} tokens hold every prompt once")
     if facts["sessions"]:
         table.add_row("sessions", f"{facts['sessions']['count']:,}")
     if facts["scopes"] > 1:

@@ -11,13 +11,13 @@ from pagecast.planner_app.commands.ignored_options import refuse_options
 from pagecast.planner_app.commands.output import Reported
 from pagecast.planner_app.commands.scenario_options import (
     GivenScenario,
-    ScenarioArguments,
-    TraceArgument,
+    WorkArguments,
     load,
 )
 from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.tune.options import BlockSizeOptions, TuneOptions
 from pagecast.planner_app.reports.html_page import ready, write
+from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -36,39 +36,35 @@ app = typer.Typer(
 @app.command("block-size")
 @with_options
 def block_size_command(
-    trace: TraceArgument,
-    arguments: ScenarioArguments,
+    arguments: WorkArguments,
     ask: BlockSizeOptions,
     many: Many,
     output: Reported,
 ) -> None:
     """Serves TRACE with each block size: hits, waste, tables, times and room; and recommends one."""
-    _tune("block-size", trace, arguments, ask, many, output)
+    _tune("block-size", arguments, ask, many, output)
 
 
 @app.command("hbm-budget")
 @with_options
 def hbm_budget_command(
-    trace: TraceArgument,
-    arguments: ScenarioArguments,
+    arguments: WorkArguments,
     ask: TuneOptions,
     many: Many,
     output: Reported,
 ) -> None:
     """Serves TRACE with each share of HBM: hits, evictions, times and room; and recommends one."""
-    _tune("hbm-budget", trace, arguments, ask, many, output)
+    _tune("hbm-budget", arguments, ask, many, output)
 
 
-def _tune(
-    what: str, name: str, arguments: GivenScenario, ask: TuneOptions, many: Many, output: Reported
-) -> None:
+def _tune(what: str, arguments: GivenScenario, ask: TuneOptions, many: Many, output: Reported) -> None:
     report = output.report
     if report is not None:
         ready("--report", report)
     from pagecast.planner_app.planner.execution.executor import executor
     from pagecast.planner_app.planner.tune import knobs
 
-    work, scenario = load(name, arguments)
+    work, scenario = load(arguments)
     knob = "block_size" if what == "block-size" else knobs.budget_knob(scenario)
     refuse_options(
         {knob.replace("_", "-"): arguments.fields.get(knob)},
@@ -103,7 +99,7 @@ def as_dict(tuned: TuneResult) -> dict[str, Any]:
         "notes": list(tuned.notes),
         "costs": tuned.costs,
         "expected_error": tuned.expected_error,
-        "scenario": tuned.scenario.flat(),
+        "scenario": tuned.scenario.resolved(),
     }
 
 
@@ -113,10 +109,12 @@ def show(tuned: TuneResult) -> None:
 
     scenario = tuned.scenario
     console.out.print(
-        f"{tuned.trace} on {scenario.model}, {scenario.tensor_parallel_size} x {scenario.gpu}, profile "
-        f"{scenario.profile}, costs {tuned.costs}: {len(tuned.table)} values of {tuned.knob}",
+        f"{tuned.trace} on {scenario.model}, {scenario.tensor_parallel_size} x {scenario.gpu}, "
+        f"{scenario.profile.label}, costs {tuned.costs}: {len(tuned.table)} values of {tuned.knob}",
         soft_wrap=True,
     )
+    if defaults := engine_defaults(scenario):
+        console.out.print(defaults, soft_wrap=True)
     for header, rows in tables(tuned):
         table = Table(box=None, pad_edge=False)
         for title in header:

@@ -29,6 +29,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay.replicates import STEP_TIMES
 from pagecast.sim.runs.bench_results import BenchResults, is_results, read_results
 from pagecast.sim.runs.block_count import block_count
+from pagecast.sim.runs.engine_rules import rules_of_run
 from pagecast.sim.runs.forecast import REPLICATES, Forecast, forecast, forecast_results
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import compare_decisions
@@ -141,7 +142,7 @@ def validate_command(
         refuse_options(ask, reason, beyond=Costed)
         refuse_options(of_run, reason, beyond=Profiled)
         refuse_options(output, reason, beyond=Output)
-        _decisions(RecordedRun.load(run), of_run.profile or "vllm", output.json_only)
+        _decisions(_loaded(run), of_run.profile, output.json_only)
         return
     if of_run.profile is not None:
         raise BadInput("--profile needs --costs recorded: a forecast follows the rules of the run's engine")
@@ -149,7 +150,7 @@ def validate_command(
         ready("--report", output.report)
     with console.progress("replicates", ask.replicates + len(STEP_TIMES)) as update:
         result = forecast(
-            RecordedRun.load(run),
+            _loaded(run),
             ask.costs,
             replicates=ask.replicates,
             host_time_factor=of_run.host_time_factor,
@@ -185,11 +186,26 @@ def _results(results: BenchResults, scenario: Scenario, ask: ForecastOptions, ou
     _fail_beyond(ask.max_error, outcome)
 
 
-def _decisions(run: RecordedRun, profile: str, json: bool) -> None:
-    comparison, blocks = compare_decisions(run, find_profile(profile)), block_count(run)
+def _loaded(folder: Path) -> RecordedRun:
+    """The run of a folder; where its recording was cut, a line says so."""
+    run = RecordedRun.load(folder)
+    if run.cut:
+        console.err.print(
+            f"{folder}: the recording was cut: the server still runs, was killed or could not write; "
+            "what it wrote until then is compared",
+            soft_wrap=True,
+            markup=False,
+        )
+    return run
+
+
+def _decisions(run: RecordedRun, profile: str | None, json: bool) -> None:
+    rules = find_profile(profile) if profile else rules_of_run(run.meta)
+    comparison, blocks = compare_decisions(run, rules), block_count(run)
     if json:
         fields = {**asdict(comparison), "num_gpu_blocks": None if blocks is None else blocks.as_dict()}
         del fields["run"]
+        fields["cut"] = run.cut
         console.print_json(fields)
     else:
         console.out.print(

@@ -9,9 +9,10 @@ from importlib.util import find_spec
 import streamlit as st
 from pagecast.planner_app.dashboard.shell import sidebar
 from pagecast.planner_app.dashboard.shell.elements import plain
+from pagecast.planner_app.dashboard.shell.problems import show_problem, told
+from pagecast.planner_app.dashboard.shell.starting import start_problem
 from pagecast.planner_app.dashboard.shell.state import session, write_url
 from pagecast.planner_app.stderr import cut
-from pagecast.sim.core.errors import PagecastError
 
 _PACKAGE = "pagecast.planner_app.dashboard"
 # Folder, title, path. A page whose module is missing is left out. No icons: the browser would fetch the
@@ -33,6 +34,7 @@ _STYLE = """<style>
 [data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] * { color: inherit; }
 [data-testid="stCaptionContainer"] { opacity: 0.82; }
 .js-plotly-plot :is(.xtick, .ytick, .g-xtitle, .g-ytitle) text { fill: currentColor !important; }
+[class*="st-key-broken"] [data-testid="stMetricValue"] { color: #e03131; }
 [data-testid="stMetricValue"] { white-space: nowrap; font-variant-numeric: tabular-nums; }
 [data-testid="stMainBlockContainer"] { padding: 4rem 2.5rem 3rem; }
 [data-testid="stSidebarUserContent"] h3 { padding-bottom: 0; }
@@ -41,7 +43,7 @@ _STYLE = """<style>
 
 def main() -> None:
     """Draws the page that the URL asks for."""
-    st.set_page_config("pagecast", layout="wide", initial_sidebar_state="expanded")
+    st.set_page_config("pagecast", layout="wide", initial_sidebar_state="auto")
     st.html(_STYLE)
     pages = [
         st.Page(_render(folder), title=title, url_path=path, default=folder == "what_if")
@@ -49,16 +51,16 @@ def main() -> None:
         if find_spec(f"{_PACKAGE}.{folder}.page")
     ]
     page = st.navigation(pages, position="top")
-    try:
+    with told():
         sidebar.ask()
         own = session()
         write_url(own)
-        if own.problem:
-            st.warning(f"The link's pins can't be used: {plain(cut(own.problem))}")
-            own.problem = ""
+        own.linked_view = own.linked_view or own.view
+        if own.problem and own.view == own.linked_view:  # until something is changed
+            st.warning(f"The link can't be used as it is: {plain(cut(own.problem))}")
+        if problem := start_problem(own.view):
+            show_problem(problem)
         page.run()
-    except PagecastError as error:
-        st.error(plain(cut(str(error))), icon=":material/error:")
 
 
 def _render(folder: str) -> Callable[[], None]:

@@ -19,7 +19,7 @@ from pagecast.planner_app.launch.manifests import starts_in
 from pagecast.planner_app.launch.options import TITLES, Given, from_mapping, parse
 from pagecast.planner_app.launch.reading import Reading
 from pagecast.planner_app.launch.starts import Start, starts_of
-from pagecast.sim.core.engines.registry import profile
+from pagecast.sim.core.engines.registry import nearest, profile
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.documents import MIB, read_text
 from pagecast.sim.machine.gpus import gpu as find_gpu
@@ -50,7 +50,7 @@ _ENGINE_VARIABLE = re.compile(r"(VLLM|SGLANG|SGL|TRTLLM|TLLM|NCCL)_[A-Z0-9_]+")
 class Launch:
     """What a start of an engine says.
 
-    `version`: as profiles have it; None where no image and no pin tells. `fields`: a scenario's, those given
+    `version`: as rules have it; None where no image and no pin tells. `fields`: a scenario's, those given
     alone. `gpus`: what the engine takes. `replicas`: equal starts.
     """
 
@@ -96,9 +96,12 @@ def _one(starts: Sequence[Start], where: str, name: str, folder: Path) -> Launch
         raise BadInput(f"{where} starts {len(kinds)} different engines; {way}: {listed}")
     read = f"{first.where}: {first.title} is read: {first.command}"
     notes = list(dict.fromkeys((read, *(note for one in launches for note in one.notes))))
-    version = profile(first.fields["profile"]).version
-    if first.version not in (None, version):
-        notes.append(f"{first.where}: {first.title} is started; the rules here are those of {version}")
+    rules = profile(first.fields["engine"])
+    if first.version not in (None, rules.version):
+        notes.append(
+            f"{first.where}: {first.title} is started, which is not known; rules and defaults are those of "
+            f"{rules.label}"
+        )
     replicas = sum(start.replicas for start in starts)
     if replicas > 1:
         notes.append(f"{where}: {replicas} equal replicas; one is read, and a fleet has them all")
@@ -110,6 +113,7 @@ def _launch(start: Start, folder: Path) -> Launch:
     reading = Reading(start.where, _with_files(start, given, folder), files=start.files)
     reading.follow()
     _READ[start.engine](reading)
+    reading.fields["engine"] = nearest(reading.fields["engine"], start.version).text
     _check_model(reading)
     _gpus(reading, start)
     _variables(reading, start)

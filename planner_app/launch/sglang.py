@@ -11,7 +11,7 @@ _POLICIES = ("fcfs", "lpm")
 def read(reading: Reading) -> None:
     """Adds the fields. Errors: BadInput naming the option."""
     fields = reading.fields
-    fields["profile"] = "sglang"
+    fields["engine"] = "sglang"
     if reading.given.positional and "model" not in fields:
         fields["model"] = reading.given.positional[0]
     ranks = reading.count("dp-size")

@@ -187,7 +187,8 @@ def in_container(
 ) -> Iterator[Start]:
     """The starts in a container: of its command, or of what its image starts by itself."""
     engine = next((one for name, one in _IMAGES if name in image.lower()), None)
-    version = version_of(engine, image.rpartition(":")[2]) if engine and ":" in image else None
+    own_tag = engine and ":" in image and "dynamo" not in image  # Dynamo's tags are Dynamo's versions
+    version = version_of(engine, image.rpartition(":")[2]) if own_tag else None
     around = replace(around, version=version)
     words = [*(command or ()), *arguments]
     found = list(of_words(words, around))

@@ -18,6 +18,7 @@ from pagecast.planner_app.launch import sglang, trtllm, vllm
 from pagecast.planner_app.launch.options import Given, find
 from pagecast.planner_app.launch.reading import Reading
 from pagecast.planner_app.launch.starts import version_of
+from pagecast.sim.core.engines.registry import nearest
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.documents import MIB, read_text
 from pagecast.sim.machine.gpus import GIB
@@ -229,7 +230,15 @@ def _log(text: str, where: str) -> StartupLog:
         )
         reading.follow()
     _READ[engine](reading)
-    version = re.search(_VERSIONS[engine], text)
+    found = re.search(_VERSIONS[engine], text)
+    version = version_of(engine, found[1]) if found else None
+    rules = nearest(reading.fields["engine"], version)
+    reading.fields["engine"] = rules.text
+    if version not in (None, rules.version):
+        reading.note(
+            f"{engine}@{version} has started, which is not known; rules and defaults are those of "
+            f"{rules.label}"
+        )
     gpu = _gpu(text)
     fields = {**reading.fields, **_settled(engine, text), **({"gpu": gpu} if gpu else {})}
     by_hand = "num_gpu_blocks" in fields or "Overriding num_gpu_blocks" in text
@@ -238,7 +247,7 @@ def _log(text: str, where: str) -> StartupLog:
     return StartupLog(
         where,
         engine,
-        version_of(engine, version[1]) if version else None,
+        version,
         fields,
         {name: float(value.replace(",", "")) for name, value in figures.items() if value},
         tuple(int(size) for size in sizes.split(",")) if sizes else (),

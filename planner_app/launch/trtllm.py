@@ -22,7 +22,7 @@ def read(reading: Reading) -> None:
         reading.note(
             f"capacity_scheduler_policy {policy} is not modelled; policies are {', '.join(_CAPACITY)}"
         )
-    fields["profile"] = _CAPACITY.get(policy, "trtllm-guaranteed-no-evict")
+    fields["engine"] = _CAPACITY.get(policy, "trtllm-guaranteed-no-evict")
     if reading.given.positional and "model" not in fields:
         fields["model"] = reading.given.positional[0]
     sizes = {name: _size(reading, name) for name in ("tensor", "pipeline", "context")}

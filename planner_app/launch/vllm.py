@@ -31,7 +31,7 @@ _OFFLOADING = {
 def read(reading: Reading) -> None:
     """Adds the fields. Errors: BadInput naming the option."""
     fields = reading.fields
-    fields["profile"] = "vllm"
+    fields["engine"] = "vllm"
     if reading.given.positional and "model" not in fields:
         fields["model"] = reading.given.positional[0]
     reading.gpus = (

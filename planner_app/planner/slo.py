@@ -32,6 +32,7 @@ from pagecast.sim.replay import Result
 LATENCIES = ("ttft", "tpot", "e2e", "queue", "prefill", "decode")
 _ITL = "itl"  # replays have its statistics, but no value for each request
 SERVED = 0.95  # least share of the offered requests that must get a first token, whatever an SLO bounds
+SHARES = ("goodput", "kept_up", "served")  # terms that are parts of requests, and bounded from below
 UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _ALLOWED = (
     f"a term is like ttft_p99<2s or goodput(ttft<2s,tpot<50ms)>0.99, of {', '.join(LATENCIES)}, "
@@ -190,6 +191,18 @@ def served_terms(requests: pd.DataFrame) -> tuple[TermVerdict, ...]:
         return ()
     share = counts.served_share
     return (TermVerdict(f"served>={SERVED}", share, SERVED, share >= SERVED),)
+
+
+def excess(term: TermVerdict) -> float:
+    """A term's value in multiples of its bound; for a share, the part that misses over the part that may."""
+    if term.value is None:
+        return 0.0 if term.holds else inf
+    value, bound = term.value, term.bound
+    if term.text.startswith(SHARES):
+        value, bound = max(1 - value, 0.0), 1 - bound
+    if bound <= 0:
+        return 0.0 if value <= 0 else inf
+    return value / bound
 
 
 def _percentile(values: npt.NDArray[np.float64], percent: float) -> float:

@@ -52,7 +52,7 @@ def write_perfetto(result: Result, path: Path) -> int:
 
 def _write(result: Result, file: Any) -> int:
     text = io.TextIOWrapper(file, encoding="utf-8", newline="\n")
-    scenario, costs = result.scenario.flat(), result.summary["costs"]
+    scenario, costs = result.scenario.resolved(), result.summary["costs"]
     other = json.dumps({"trace": result.trace, "scenario": scenario, "costs": costs})
     text.write(f'{{"displayTimeUnit":"ms","otherData":{other},"traceEvents":[')
     count = 0

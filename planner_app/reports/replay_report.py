@@ -39,7 +39,7 @@ def replay_report(result: Result, spread: Spread | None = None) -> str:
         where = f"{replicas_there(s['fleet'])} behind {s['fleet']['router']}"
     lead = (
         f"{s['requests']:,} requests on {where} with "
-        f"{scenario.model}, as {scenario.profile} would serve them; step costs: {s['costs']}."
+        f"{scenario.model}, as {scenario.profile.label} would serve them; step costs: {s['costs']}."
     )
     steps = result.steps if fleet is None else result.steps[:0]
     figures = charts.replay_charts(
@@ -134,6 +134,6 @@ def _fleet(result: FleetResult) -> Section:
 
 
 def _scenario(result: Result) -> HtmlTable:
-    fields = result.scenario.flat().items()
+    fields = result.scenario.resolved().items()
     rows = [(name, "-" if value is None else str(value)) for name, value in fields]
     return HtmlTable("", ("field", "value"), rows)

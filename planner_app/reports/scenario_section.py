@@ -8,6 +8,6 @@ from pagecast.sim.scenario import Scenario
 
 def scenario_section(scenario: Scenario, costs: str, caption: str = "") -> Section:
     """The fields of a scenario, and `costs`, the step costs that it came to; `caption` says what differs."""
-    rows = [(name, "-" if value is None else str(value)) for name, value in scenario.flat().items()]
+    rows = [(name, "-" if value is None else str(value)) for name, value in scenario.resolved().items()]
     rows.append(("step costs used", costs))
     return Section("Scenario", [HtmlTable("", ("field", "value"), rows, caption)])

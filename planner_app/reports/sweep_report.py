@@ -86,7 +86,7 @@ def _scenario(result: SweepResult, costs: Sequence[CostUse]) -> HtmlTable:
     """The settings that all trials share, and the knobs."""
     knobs = {knob.name: knob for knob in result.question.space.knobs}
     rows = []
-    for name, value in result.question.scenario.flat().items():
+    for name, value in result.question.scenario.resolved().items():
         swept = str(knobs[name]).partition("=")[2] if name in knobs else ""
         rows.append((name, f"varied: {swept}" if swept else "-" if value is None else str(value)))
     rows.append(("step costs used", ", ".join(each.name for each in costs) or "-"))

@@ -54,7 +54,7 @@ def tune_report(tuned: TuneResult) -> str:
     scenario = tuned.scenario
     lead = (
         f"{_first_up(tuned.reason).removesuffix('.')}. Served on {scenario.tensor_parallel_size} x "
-        f"{scenario.gpu} with {scenario.model}, as {scenario.profile} would; step costs: {tuned.costs}."
+        f"{scenario.gpu} with {scenario.model}, as {scenario.profile.label} would; step costs: {tuned.costs}."
     )
     texts = [_first_up(line) for line in (admits(tuned), cannot_run(tuned)) if line]
     notes = (*texts, *tuned.notes, tuned.expected_error)

@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 import xxhash
+from pagecast.planner_app.server.forms import ToolCall
 from pagecast.planner_app.server.generation import Generation
 from pagecast.planner_app.server.intake import GenerationRequest
 from pagecast.planner_app.server.text import GrowingText
@@ -45,6 +46,7 @@ class AnswerChoice:
         self.text = GrowingText(tokenizer, generation.sampling)
         self.sent = 0  # tokens whose text has been taken
         self.offset = 0  # characters before the next token, for logprobs
+        self.characters = 0  # of the text, that have been taken
         self.begun = False
         self.finished = False
 
@@ -80,7 +82,12 @@ class AnswerWriter:
         kind = "chat.completion.chunk" if request.chat else "text_completion"
         head = {"id": request.id, "object": kind, "created": created, "model": request.model}
         self._head = "data: " + json.dumps(head)[:-1] + ', "choices": ['
-        plain = request.logprobs is None and not request.return_token_ids and not request.continuous_usage
+        plain = (
+            request.logprobs is None
+            and request.call is None
+            and not request.return_token_ids
+            and not request.continuous_usage
+        )
         single = plain and len(self.choices) == 1 and not request.generations[0].sampling.stop
         self._quoted = quoted if single and not request.echo else None
         field = '"delta": {"content": "' if request.chat else '"text": "'
@@ -131,17 +138,21 @@ class AnswerWriter:
     def _next(self, choice: AnswerChoice) -> str:
         generation = choice.generation
         fresh, piece = choice.take()
+        rated = fresh  # tokens that get logprobs: those of an echoed prompt too
         if self.request.echo and not choice.begun:
             choice.begun = True
             piece = self._echo(choice) + piece
+            rated = [*generation.prompt, *fresh]
         quoted = _quoted(piece)
         text = f'"delta": {{"content": {quoted}}}' if self.request.chat else f'"text": {quoted}'
+        if self.request.call is not None:
+            text = f'"delta": {json.dumps(_called(choice, self.request.call, piece))}'
         choice.finished = generation.done
-        finish = json.dumps(finish_reason(generation))
+        finish = json.dumps(self._finish_reason(generation))
         more = f', "stop_reason": {json.dumps(generation.stop_reason)}' if generation.done else ""
         if self.request.return_token_ids:
             more += f', "token_ids": {json.dumps(fresh)}'
-        logprobs = json.dumps(self._logprobs(choice, fresh))
+        logprobs = json.dumps(self._logprobs(choice, rated))
         return (
             f'{self._head}{{"index": {choice.index}, {text}, "logprobs": {logprobs}, '
             f'"finish_reason": {finish}{more}}}]{self._counts(choice)}}}\n\n'
@@ -149,9 +160,7 @@ class AnswerWriter:
 
     def _echo(self, choice: AnswerChoice) -> str:
         """The text of the prompt, which goes before the answer's."""
-        text = self.tokenizer.decode(choice.generation.prompt)
-        choice.offset = len(text)
-        return text
+        return self.tokenizer.decode(choice.generation.prompt)
 
     def _counts(self, choice: AnswerChoice) -> str:
         if not self.request.continuous_usage:
@@ -183,15 +192,31 @@ class AnswerWriter:
         ids, text = choice.take()
         fields: dict[str, Any] = {"index": choice.index}
         if self.request.chat:
-            fields["message"] = {"role": "assistant", "content": text, "refusal": None, "tool_calls": []}
+            call = self.request.call
+            calls = [] if call is None else [call.begin(text[call.start : call.end])]
+            content = text if call is None else ""
+            fields["message"] = {
+                "role": "assistant",
+                "content": content,
+                "refusal": None,
+                "tool_calls": calls,
+            }
         else:
             fields["text"] = self._echo(choice) + text if self.request.echo else text
-        fields["logprobs"] = self._logprobs(choice, ids)
-        fields["finish_reason"] = finish_reason(generation)
+        rated = [*generation.prompt, *ids] if self.request.echo else ids
+        fields["logprobs"] = self._logprobs(choice, rated)
+        fields["finish_reason"] = self._finish_reason(generation)
         fields["stop_reason"] = generation.stop_reason
         if self.request.return_token_ids:
             fields["token_ids"] = ids
         return fields
+
+    def _finish_reason(self, generation: Generation) -> str | None:
+        """The reason why a text ended, in the words of the API; None while it has not."""
+        call = self.request.call
+        if call is not None and generation.finish_reason == "stop":
+            return call.finish_reason
+        return generation.finish_reason or None
 
     def usage(self) -> dict[str, Any]:
         """Tokens of all prompts and choices."""
@@ -221,14 +246,17 @@ class AnswerWriter:
                     for row in rows
                 ]
             }
-        offsets = []
+        offsets: list[int] = []
+        begins = self.request.echo and not choice.offset  # with a token that nothing comes before
         for row in rows:
             offsets.append(choice.offset)
             choice.offset += len(row[0][0])
         return {
             "tokens": [row[0][0] for row in rows],
-            "token_logprobs": [row[0][1] for row in rows],
-            "top_logprobs": [dict(row[:count]) for row in rows] if count else None,
+            "token_logprobs": [None if begins and not at else row[0][1] for at, row in enumerate(rows)],
+            "top_logprobs": [None if begins and not at else dict(row[:count]) for at, row in enumerate(rows)]
+            if count
+            else None,
             "text_offset": offsets,
         }
 
@@ -247,6 +275,11 @@ def _logprob_entry(token: str, logprob: float) -> dict[str, Any]:
     return {"token": token, "logprob": logprob, "bytes": list(token.encode("utf-8", "replace"))}
 
 
-def finish_reason(generation: Generation) -> str | None:
-    """The reason why a text ended, in the words of the API; None while it has not."""
-    return generation.finish_reason or None
+def _called(choice: AnswerChoice, call: ToolCall, piece: str) -> dict[str, Any]:
+    """The delta of a call that a piece of its text makes."""
+    start = choice.characters
+    choice.characters += len(piece)
+    arguments = piece[max(call.start - start, 0) : max(call.end - start, 0)]
+    if not start:
+        return {"tool_calls": [{"index": 0, **call.begin(arguments)}]} if piece else {}
+    return {"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]} if arguments else {}

@@ -71,7 +71,10 @@ class Answers:
             if length < most:
                 most, ending = length, "stop"
             ids = np.resize(np.asarray(echoed, np.int64), most)
-        if sampling.stop or sampling.stop_token_ids:
+        if generation.form:
+            ids = np.asarray(generation.form[:most], np.int64)
+            ending = "stop" if len(generation.form) <= most else "length"
+        elif sampling.stop or sampling.stop_token_ids:
             ids, ending = self._cut(generation, ids, ending)
         generation.tokens = ids.tolist()
         generation.ending = ending

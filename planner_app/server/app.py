@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from html import escape
 from http import HTTPStatus
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pagecast import __version__
 from pagecast.planner_app.server.answer_json import AnswerWriter, QuotedTokens
 from pagecast.planner_app.server.backend import GenerationBackend
@@ -39,6 +42,7 @@ Taken = TypeVar("Taken")
 
 _LONGEST_ID = 128
 _LONG_BODY = 8192  # bytes; shorter ones are tokenized in less than a millisecond or two
+_PART = 10_000  # ids of a long answer, written at once
 _MOST_ERRORS = 5  # of one body, that the answer names
 
 
@@ -63,6 +67,7 @@ class ReplicaServer:
         self._random = random.Random(options.seed)
         self._quoted = QuotedTokens(intake.tokenizer) if intake.tokenizer.alone else None
         self._reader = ThreadPoolExecutor(1, "tokenizer")
+        self._answering: set[GenerationRequest] = set()
         self._taking_in = 0  # requests that the reader has, or that have come after them
         self.app = self._make_app()
 
@@ -85,8 +90,7 @@ class ReplicaServer:
 
         One thread, and short texts wait for it too: requests are taken in in the order in which they came.
         """
-        tokenizer = self.intake.tokenizer
-        is_long = tokenizer.leaves_lock and len(await request.body()) > _LONG_BODY
+        is_long = len(await request.body()) > _LONG_BODY
         if not (is_long or self._taking_in):
             return make(*parts)
         self._taking_in += 1
@@ -104,12 +108,24 @@ class ReplicaServer:
                     self.backend.cancel(other)
                 raise generation.error
         writer = AnswerWriter(request, self.intake.tokenizer, int(time.time()), self._quoted)
-        return Answering(writer, self.backend, self.metrics.answered)
+        self._answering.add(request)
+        return Answering(writer, self.backend, self._answered)
+
+    def _answered(self, request: GenerationRequest) -> None:
+        self._answering.discard(request)
+        self.metrics.answered(request.generations)
+
+    def end_all(self) -> None:
+        """Cuts the answers under way short: their clients get what there is, and its end."""
+        for request in list(self._answering):
+            for generation in request.generations:
+                self.backend.cancel(generation)
 
     def _submit(self, generation: Generation) -> None:
         """Gives a generation to the backend, where not too many requests wait there."""
         most = self.options.max_waiting_queue_length
         if most is not None and self.backend.alive and self.backend.load().waiting >= most:
+            self.metrics.queue_was_full()
             generation.refuse(queue_is_full(most))
         else:
             self.backend.submit(generation)
@@ -140,25 +156,31 @@ class ReplicaServer:
             "max_model_len": self.intake.max_model_len,
         }
 
-    async def tokenize(self, body: TokenizeRequest, request: Request) -> dict[str, Any]:
+    async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
         """`POST /tokenize`."""
-        ids = await self._take_in(request, self.intake.tokens, body)
-        texts = [self.intake.tokenizer.decode((id,)) for id in ids] if body.return_token_strs else None
-        return {
-            "count": len(ids),
-            "max_model_len": self.intake.max_model_len,
-            "tokens": ids,
-            "token_strs": texts,
-        }
+        return _JsonText(await self._take_in(request, self._tokenized, body))
 
-    async def detokenize(self, body: DetokenizeRequest) -> dict[str, str]:
+    def _tokenized(self, body: TokenizeRequest) -> str:
+        ids = self.intake.tokens(body)
+        texts = [self.intake.tokenizer.decode((id,)) for id in ids] if body.return_token_strs else None
+        # Written in parts: nobody else runs while a list of a million is.
+        parts = [",".join(map(str, ids[at : at + _PART])) for at in range(0, len(ids), _PART)]
+        counts = f'{{"count": {len(ids)}, "max_model_len": {self.intake.max_model_len}'
+        return f'{counts}, "tokens": [{",".join(parts)}], "token_strs": {json.dumps(texts)}}}'
+
+    async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
         """`POST /detokenize`."""
+        return _JsonText(await self._take_in(request, self._detokenized, body))
+
+    def _detokenized(self, body: DetokenizeRequest) -> str:
         self.intake.model(body.model)
-        return {"prompt": self.intake.tokenizer.decode(body.tokens)}
+        return json.dumps({"prompt": self.intake.tokenizer.decode(body.tokens)})
 
     async def health(self) -> Response:
-        """`GET /health`: 200 while requests are served, 503 after a failure and while draining."""
-        return Response(status_code=200 if self.backend.alive and not self.draining else 503)
+        """`GET /health`: 200 while requests are served, 503 after a failure, also of a recording, and while
+        draining."""
+        whole = self.backend.alive and not self.draining and not self.backend.unrecorded
+        return Response(self.backend.unrecorded, status_code=200 if whole else 503)
 
     async def version(self) -> dict[str, str]:
         """`GET /version`."""
@@ -173,6 +195,17 @@ class ReplicaServer:
         load = self.backend.load()
         return {"server_load": load.running + load.waiting}
 
+    async def docs(self) -> Response:
+        """`GET /docs`: the routes, as a page without scripts; `/openapi.json` has their fields."""
+        rows = [
+            f"<tr><td>{method.upper()} {escape(path)}<td>{escape(about.get('description', ''))}"
+            for path, methods in self.app.openapi()["paths"].items()
+            for method, about in methods.items()
+        ]
+        style = "<style>body{font:16px sans-serif;margin:2em}td{padding:.3em 1em .3em 0}</style>"
+        title = f"<title>pagecast {__version__}</title>"
+        return HTMLResponse(f"<!doctype html>{title}{style}<table>{''.join(rows)}</table>")
+
     # ---- the application
 
     def _make_app(self) -> FastAPI:
@@ -183,18 +216,20 @@ class ReplicaServer:
             await self.backend.stop()
             self._reader.shutdown(wait=False)
 
-        app = FastAPI(title="pagecast", version=__version__, lifespan=lifespan)
+        # FastAPI's own pages of the documentation load scripts from elsewhere.
+        app = FastAPI(title="pagecast", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
         post, get = ["POST"], ["GET"]
         app.add_api_route("/v1/completions", self.completions, methods=post, response_model=None)
         app.add_api_route("/v1/chat/completions", self.chat, methods=post, response_model=None)
         app.add_api_route("/v1/models", self.models, methods=get)
-        app.add_api_route("/tokenize", self.tokenize, methods=post)
-        app.add_api_route("/detokenize", self.detokenize, methods=post)
+        app.add_api_route("/tokenize", self.tokenize, methods=post, response_model=None)
+        app.add_api_route("/detokenize", self.detokenize, methods=post, response_model=None)
         for path in ("/health", "/health/ready", "/ping"):
             app.add_api_route(path, self.health, methods=get, response_model=None)
         app.add_api_route("/version", self.version, methods=get)
         app.add_api_route("/metrics", self.scrape, methods=get, response_model=None)
         app.add_api_route("/load", self.load, methods=get)
+        app.add_api_route("/docs", self.docs, methods=get, include_in_schema=False, response_model=None)
         app.add_exception_handler(ApiError, self._api_error)
         app.add_exception_handler(RequestValidationError, self._invalid)
         app.add_exception_handler(HTTPException, self._http_error)
@@ -206,12 +241,17 @@ class ReplicaServer:
             refused=self.metrics.refused,
             clock=self.backend.now,
         )
+        if self.options.allowed_origins:
+            origins, every = list(self.options.allowed_origins), ["*"]
+            app.add_middleware(
+                CORSMiddleware, allow_origins=origins, allow_methods=every, allow_headers=every
+            )
         return app
 
     async def _api_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
         self.metrics.refused(error.status.value)
-        return JSONResponse(error.body(), status_code=error.status.value)
+        return JSONResponse(error.body(), status_code=error.status.value, headers=error.headers)
 
     async def _invalid(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -227,6 +267,12 @@ class ReplicaServer:
         assert isinstance(error, HTTPException)
         status = HTTPStatus(error.status_code)
         return await self._api_error(request, ApiError(str(error.detail), status=status, kind=status.phrase))
+
+
+class _JsonText(Response):
+    """An answer that is JSON already."""
+
+    media_type = "application/json"
 
 
 def _place(error: Any) -> str:

@@ -169,6 +169,11 @@ class GenerationBackend(Protocol):
         ...
 
     @property
+    def unrecorded(self) -> str:
+        """Why a recording that was asked for has ended; empty while it goes on, or where there is none."""
+        ...
+
+    @property
     def alive(self) -> bool:
         """Whether it can serve: False after a failure."""
         ...

@@ -17,7 +17,6 @@ from pagecast.planner_app.server.tokenizer import Tokenizer
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.costs.step_costs import StepCosts
-from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.replica.spec import ReplicaSpec
 from pagecast.sim.replica.workload import ExpectedWorkload
 from pagecast.sim.scenario import Scenario
@@ -29,7 +28,7 @@ _PROMPT_TOKENS = 1024  # of a typical request: no trace tells more
 def max_model_len(scenario: Scenario) -> int:
     """The longest prompt and output together: the scenario's, the model's, and what the blocks hold."""
     limits = scenario.limits()
-    longest = scenario.max_model_len or find_model(scenario.model).max_position
+    longest = scenario.max_model_len or scenario.facts().max_position
     return max(2, min(longest, limits.num_blocks * limits.block_size))
 
 
@@ -65,7 +64,8 @@ def simulated_replica(
         publisher = Publisher(
             _next_port(options.kv_events_endpoint, number),
             options.kv_events_replay_endpoint and _next_port(options.kv_events_replay_endpoint, number),
-            options.kv_events_topic,
+            options.topic(number),
+            number,
         )
         backend.history.add(KvEvents(lambda: backend.scheduler.events, publisher, options.event_batch_size))
     adapters = options.adapters
@@ -75,6 +75,7 @@ def simulated_replica(
         cache_config=_cache_config(scenario, limits.num_blocks),
         max_loras=(scenario.max_loras or 1) if adapters else None,
         time_scale=simulation.time_scale,
+        host_alone=limits.host is None or not limits.host.disk,
     )
     backend.observer = metrics
     echoes = simulation.mode == "echo"
@@ -116,7 +117,7 @@ def _next_port(endpoint: str, number: int) -> str:
 
 def _meta(scenario: Scenario, limits: Limits, simulation: Simulation) -> dict[str, Any]:
     """The `meta.json` of a run that is recorded on this replica."""
-    facts = find_model(scenario.model)
+    facts = scenario.facts()
     return {
         "name": f"{scenario.model.rsplit('/', 1)[-1]} served",
         "engine": "pagecast simulated",
@@ -125,7 +126,7 @@ def _meta(scenario: Scenario, limits: Limits, simulation: Simulation) -> dict[st
         "model": facts.name,
         "model_name": facts.name,
         "usable_blocks": limits.num_blocks,
-        "profile": scenario.profile,
+        "profile": scenario.engine,
         "costs": scenario.costs,
         "time_scale": simulation.time_scale,
         "config": {

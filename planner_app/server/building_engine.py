@@ -21,7 +21,7 @@ def engine_work(engine: Engine, options: ServeOptions, connection: socket.socket
         work.history.add(JournalKeeper(options.record, meta, segment_bytes=options.record_segment_bytes))
     if options.kv_events_endpoint is not None:
         endpoints = (options.kv_events_endpoint, options.kv_events_replay_endpoint)
-        publisher = Publisher(*endpoints, options.kv_events_topic)
+        publisher = Publisher(*endpoints, options.topic(0))
         work.history.add(KvEvents(lambda: engine.loop.scheduler.events, publisher, options.event_batch_size))
     return work
 

@@ -59,6 +59,7 @@ class EngineBackend(asyncio.Protocol):
         self._speculation: SpeculationUse | None = None
         self._host_tier: HostTierUse | None = None
         self._failure = ""
+        self.unrecorded = ""
         self._stopping = False
         self._closed: asyncio.Event = asyncio.Event()
 
@@ -169,6 +170,7 @@ class EngineBackend(asyncio.Protocol):
         self._preemptions = news.preemptions
         self._speculation = news.speculation
         self._host_tier = news.host_tier
+        self.unrecorded = news.unrecorded
         end_ns = news.end_ns
         for start in news.admitted:
             generation = live.get(start.number)
@@ -215,6 +217,7 @@ class EngineBackend(asyncio.Protocol):
 
     def _end_as(self, generation: Generation, end: GenerationEnd) -> None:
         reason = end.finish_reason
+        generation.preemptions = end.preemptions
         if reason == "stop":
             last = generation.tokens[-1]
             if last in generation.sampling.stop_token_ids:

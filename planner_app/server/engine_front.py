@@ -17,7 +17,7 @@ from pagecast.planner_app.server.engine_mail import EngineFacts
 from pagecast.planner_app.server.intake import RequestIntake
 from pagecast.planner_app.server.metrics import ServerMetrics
 from pagecast.planner_app.server.options import ServeOptions
-from pagecast.planner_app.server.running import StopSignals, announce, serve
+from pagecast.planner_app.server.running import StopSignals, announce, check_recorded, serve
 from pagecast.planner_app.server.tokenizer import NumberTokenizer, PackedTokenizer, Tokenizer, tokenizer_for
 from pagecast.planner_app.stderr import complain
 from pagecast.sim.core.errors import CannotRunHere
@@ -48,6 +48,7 @@ def front_replica(
         backend.max_model_len,
         vocabulary=facts.vocabulary,
         most_logprobs=_NO_LOGPROBS,
+        forms=False,
     )
     return ReplicaServer(backend, intake, metrics, options)
 
@@ -95,6 +96,7 @@ def serve_engine(
         raise CannotRunHere(f"the server's process was ended by {ended_by}; requests under way were dropped")
     if work.failed is not None or server.exitcode:
         raise CannotRunHere("the server has failed; see the messages above")
+    check_recorded(work.history.failed, options)
 
 
 def _start_deaf(server: BaseProcess) -> None:

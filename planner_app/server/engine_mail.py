@@ -74,6 +74,7 @@ class GenerationEnd(NamedTuple):
     number: int
     finish_reason: str
     reason: str
+    preemptions: int
 
 
 class StepNews(NamedTuple):
@@ -94,6 +95,7 @@ class StepNews(NamedTuple):
     preemptions: int
     speculation: SpeculationUse | None
     host_tier: HostTierUse | None
+    unrecorded: str
 
 
 class Failure(NamedTuple):

@@ -189,7 +189,9 @@ class EngineWork:
     def _note_end(self, sequence: Sequence) -> None:
         request = sequence.request
         self.history.note_ended(request, request.finished_ns)
-        self._endings.append(GenerationEnd(request.index, sequence.finish_reason, sequence.reason))
+        self._endings.append(
+            GenerationEnd(request.index, sequence.finish_reason, sequence.reason, request.preemptions)
+        )
 
     def _report(self) -> None:
         """Sends the news since the last report, if there are any."""
@@ -213,6 +215,7 @@ class EngineWork:
             self.engine.loop.scheduler.preemptions,
             self._speculation,
             None if offloading is None else self._transfers.use(offloading),
+            self.history.failed,
         )
         self._mailbox.send(news)
         self._begin_news()

@@ -23,6 +23,11 @@ class ApiError(Exception):
         self.param = param
         self.kind = kind or _kind(status)
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer."""
+        return {"retry-after": "1"} if self.status == HTTPStatus.TOO_MANY_REQUESTS else {}
+
     def body(self) -> dict[str, Any]:
         """The body of the answer: `{"error": {message, type, param, code}}`."""
         fields = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status.value}

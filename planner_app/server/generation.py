@@ -107,7 +107,8 @@ class Generation:
     """A prompt and its output so far. The backend writes; the answer to the client reads.
 
     `tokens` are output token ids; the first `count` of them have been generated. `echo` are tokens to be
-    repeated where a backend echoes; empty: the prompt. `choice` numbers the generations of one prompt.
+    repeated where a backend echoes; empty: the prompt. `form` are the tokens of an answer whose form
+    the request decides; empty: made up. `choice` numbers the generations of one prompt.
     `ending` is how the text will end where that is known from the start; `hidden` tokens at its end are not
     part of the text. Times are nanoseconds of the backend's clock. `finish_reason` is empty until the end:
     then "stop", "length", "abort" or "error", and `reason` says more.
@@ -123,6 +124,7 @@ class Generation:
     choice: int = 0
     choices: int = 1  # generations that the request asked for
     echo: Sequence[int] = ()
+    form: Sequence[int] = ()
     tokens: list[int] = field(default_factory=list)
     count: int = 0
     hidden: int = 0
@@ -135,6 +137,7 @@ class Generation:
     last_ns: int = NEVER
     finished_ns: int = NEVER
     finish_reason: str = ""
+    preemptions: int = 0
     stop_reason: int | str | None = None
     reason: str = ""
     error: ApiError | None = None

@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 
 from pagecast.planner_app.server.errors import ApiError
@@ -14,7 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 ARRIVAL = "pagecast.arrival_ns"
 """Where a request's scope has the time at which the last of its body had come."""
 
-_GUARDED = ("/v1", "/tokenize", "/detokenize")
+_GUARDED = ("/v1", "/tokenize", "/detokenize", "/docs", "/openapi.json")
+_MOST_DISCARDED = 1 << 30  # bytes of a body that is too long
 
 
 class Guard:
@@ -51,6 +53,7 @@ class Guard:
             return
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > self._max_body_bytes:
+            await self._discard(receive)
             await self._refuse(send, self._too_long())
             return
         if scope["method"] not in ("POST", "PUT", "PATCH"):
@@ -82,16 +85,32 @@ class Guard:
                         return None
                     part = message.get("body", b"")
                     size += len(part)
+                    more = message.get("more_body", False)
                     if size > self._max_body_bytes:
-                        raise self._too_long()
+                        break
                     parts.append(part)
-                    if not message.get("more_body", False):
+                    if not more:
                         return b"".join(parts)
         except TimeoutError:
             raise ApiError(
                 f"the request's body did not arrive within {self._timeout_s:g} s",
                 status=HTTPStatus.REQUEST_TIMEOUT,
             ) from None
+        parts.clear()
+        if more:
+            await self._discard(receive)
+        raise self._too_long()
+
+    async def _discard(self, receive: Receive) -> None:
+        """Takes what is left of a body: a client that still sends would never read the answer."""
+        size = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_s):
+                while size < _MOST_DISCARDED:
+                    message = await receive()
+                    size += len(message.get("body", b""))
+                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                        return
 
     def _too_long(self) -> ApiError:
         return ApiError(

@@ -7,9 +7,11 @@ one nanosecond later here, so that times alone tell the order.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from pagecast.planner_app.server.generation import Generation
+from pagecast.planner_app.stderr import complain
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request
 from pagecast.sim.runs.transfers import RecordedTransfer
@@ -44,10 +46,14 @@ class Keeper(Protocol):
 
 
 class History:
-    """Gives every act its time and passes it on to all keepers."""
+    """Gives every act its time and passes it on to all keepers.
+
+    A keeper that can't write is told nothing more: `failed` says why, and so does a line in the log.
+    """
 
     def __init__(self) -> None:
         self._keepers: list[Keeper] = []
+        self.failed = ""
         self._last = -1
         self._planned: deque[int] = deque()  # when the plans in flight were made
         self._live: dict[int, tuple[Request, Generation]] = {}
@@ -62,12 +68,19 @@ class History:
         self._keepers.append(keeper)
 
     def flush(self) -> None:
-        for keeper in self._keepers:
-            keeper.flush()
+        self._tell(lambda keeper: keeper.flush())
 
     def close(self) -> None:
-        for keeper in self._keepers:
-            keeper.close()
+        self._tell(lambda keeper: keeper.close())
+
+    def _tell(self, act: Callable[[Keeper], None]) -> None:
+        for keeper in list(self._keepers):
+            try:
+                act(keeper)
+            except OSError as error:
+                self._keepers.remove(keeper)
+                self.failed = f"the recording has failed, and ends here: {error.strerror or error}"
+                complain(self.failed)
 
     def note_coming(self, request: Request, generation: Generation) -> None:
         """A request is on its way to the scheduler."""
@@ -80,8 +93,7 @@ class History:
             return
         at = self._stamp(now)
         if not cancelled:
-            for keeper in self._keepers:
-                keeper.submitted(*self._live[row], at)
+            self._tell(lambda keeper: keeper.submitted(*self._live[row], at))
 
     def note_planned(self, now: int) -> None:
         """A plan was made."""
@@ -92,36 +104,32 @@ class History:
         """A plan was tried that only preempted."""
         if self._keepers:
             at = self._stamp(now)
-            for keeper in self._keepers:
-                keeper.idle(at)
+            self._tell(lambda keeper: keeper.idle(at))
 
     def note_committed(self, plan: StepPlan, now: int) -> None:
         """The oldest plan in flight was committed."""
         if self._keepers:
             end = self._stamp(now)
             start = self._planned.popleft()
-            for keeper in self._keepers:
-                keeper.committed(plan, start, end)
+            self._tell(lambda keeper: keeper.committed(plan, start, end))
 
     def note_verified(self, plan: StepPlan, outcome: Outcome) -> None:
         """A step of requests that speculate ended; to be called before `note_committed`."""
-        for keeper in self._keepers:
-            keeper.verified(plan, outcome)
+        self._tell(lambda keeper: keeper.verified(plan, outcome))
 
     def note_transferred(self, transfers: list[RecordedTransfer], now: int) -> None:
         """The scheduler was told that transfers have ended."""
         if self._keepers:
             at = self._stamp(now)
             timed_transfers = [transfer._replace(told_ns=at) for transfer in transfers]
-            for keeper in self._keepers:
-                keeper.transferred(timed_transfers)
+            self._tell(lambda keeper: keeper.transferred(timed_transfers))
 
     def note_ended(self, request: Request, at_ns: int | None = None) -> None:
         """A request ended: with what was noted last, where no time is given."""
         if self._keepers:
             generation = self._live.pop(request.index)[1]
-            for keeper in self._keepers:
-                keeper.ended(request, generation, self._last if at_ns is None else at_ns)
+            at = self._last if at_ns is None else at_ns
+            self._tell(lambda keeper: keeper.ended(request, generation, at))
 
     def _stamp(self, now: int) -> int:
         self._last = max(now, self._last + 1)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 from uuid import uuid4
 
 from pagecast.planner_app.server.errors import ApiError, not_found
+from pagecast.planner_app.server.forms import AnswerForm, ToolCall, answer_form, tool_names
 from pagecast.planner_app.server.generation import Bell, Generation, Outbox, Sampling
 from pagecast.planner_app.server.protocol import (
     ChatMessage,
@@ -20,13 +22,15 @@ from pagecast.planner_app.server.tokenizer import Message, Tokenizer
 
 MOST_PROMPTS = 1024  # in one request
 MOST_GENERATIONS = 4096
+_NAMING = 4096  # characters of a prompt, by which a made-up answer is drawn
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class GenerationRequest:
     """A request as it will be answered: its generations, in the order of their `index`.
 
-    `logprobs`: how many alternatives a client gets for each token; None: no log probabilities.
+    `logprobs`: how many alternatives a client gets for each token; None: no log probabilities. `call`: the
+    call of a tool that its answers are; None for text.
     """
 
     id: str
@@ -39,13 +43,15 @@ class GenerationRequest:
     echo: bool
     return_token_ids: bool
     bell: Bell
+    call: ToolCall | None = None
     generations: list[Generation] = field(default_factory=list)
 
 
 class RequestIntake:
     """Makes generations of requests, and refuses those that can't be served.
 
-    `most_logprobs` -1: none are available. `echoes`: generations get the tokens of the last message.
+    `most_logprobs` -1: none are available. `echoes`: generations get the tokens of the last message. `forms`:
+    answers can be given the form that a request asks for.
     """
 
     def __init__(
@@ -58,12 +64,14 @@ class RequestIntake:
         vocabulary: int | None = None,
         most_logprobs: int = 20,
         echoes: bool = False,
+        forms: bool = True,
     ) -> None:
         self.tokenizer = tokenizer
         self.names = names
         self.adapters = adapters
         self.max_model_len = max_model_len
-        self.vocabulary = vocabulary
+        self.vocabulary = vocabulary or tokenizer.vocabulary
+        self._forms = forms
         self._most_logprobs = most_logprobs
         self._echoes = echoes
         self._numbers = count()
@@ -81,22 +89,29 @@ class RequestIntake:
         request.logprobs = body.logprobs
         request.echo = bool(body.echo)
         self._check_logprobs(request.logprobs)
+        if body.prompt_logprobs is not None:
+            raise ApiError("logprobs of the prompt are not available here", param="prompt_logprobs")
+        form = self._form(body, str(body.prompt)[:_NAMING])
         for prompt in prompts:
-            self._add(request, body, prompt, body.max_tokens, adapter)
+            self._add(request, body, prompt, body.max_tokens, adapter, form=form)
         return request
 
     def chat(self, body: ChatRequest, request_id: str | None) -> GenerationRequest:
         """The generations of a chat request. Errors: ApiError."""
         name, adapter = self.model(body.model)
-        messages = [_message(turn, at) for at, turn in enumerate(body.messages)]
-        prompt = self.tokenizer.encode(self.tokenizer.chat(messages, generate=body.add_generation_prompt))
+        if body.prompt_logprobs is not None:
+            raise ApiError("logprobs of the prompt are not available here", param="prompt_logprobs")
+        messages, text = self._conversation(body)
+        form = self._form(body, text[-_NAMING:])
+        prompt = self._encode(text)
         request = self._new_request(body, name, chat=True, id=f"chatcmpl-{request_id or uuid4().hex}")
         if body.logprobs:
             request.logprobs = body.top_logprobs or 0
         self._check_logprobs(request.logprobs)
         most = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         echo = self.tokenizer.encode(messages[-1]["content"]) if self._echoes else None
-        self._add(request, body, prompt, most, adapter, echo)
+        request.call = None if form is None else form.call
+        self._add(request, body, prompt, most, adapter, echo=echo, form=form)
         return request
 
     def tokens(self, body: TokenizeRequest) -> list[int]:
@@ -104,8 +119,7 @@ class RequestIntake:
         self.model(body.model)
         if body.prompt is not None:
             return self.tokenizer.encode(body.prompt)
-        messages = [_message(turn, at) for at, turn in enumerate(body.messages or [])]
-        return self.tokenizer.encode(self.tokenizer.chat(messages, generate=body.add_generation_prompt))
+        return self.tokenizer.encode(self._conversation(body)[1])
 
     def model(self, name: str | None) -> tuple[str, str]:
         """The served name that was asked for, and its adapter ("" for none). Errors: ApiError."""
@@ -118,6 +132,27 @@ class RequestIntake:
         return name, ""
 
     # ---- parts
+
+    def _conversation(self, body: ChatRequest | TokenizeRequest) -> tuple[list[Message], str]:
+        """The turns, and the text that the model gets. Errors: ApiError."""
+        tool_names(body.tools)
+        messages = [_message(turn, at) for at, turn in enumerate(body.messages or [])]
+        generate = body.add_generation_prompt
+        return messages, self.tokenizer.chat(messages, generate=generate, tools=body.tools)
+
+    def _encode(self, text: str) -> list[int]:
+        """The tokens of a prompt. Errors: ApiError for one that is too long, before the work where it can be
+        told."""
+        least = -(-len(text) // self.tokenizer.most_characters)
+        if least >= self.max_model_len:
+            self._check_length(least, None, "at least ")
+        return self.tokenizer.encode(text)
+
+    def _form(self, body: Generating, prompt: str) -> AnswerForm | None:
+        form = answer_form(body, prompt)
+        if form is not None and not self._forms:
+            raise ApiError("answers in a given form, and calls of tools, are not available here")
+        return form
 
     def _new_request(self, body: Generating, model: str, *, chat: bool, id: str) -> GenerationRequest:
         options = body.stream_options
@@ -137,17 +172,18 @@ class RequestIntake:
     def _prompts(self, body: CompletionRequest) -> list[list[int]]:
         prompt: Any = body.prompt
         if isinstance(prompt, str):
-            return [self.tokenizer.encode(prompt)]
+            return [self._encode(prompt)]
         if not prompt:
             raise ApiError("the prompt is empty; give at least one token", param="prompt")
         if isinstance(prompt[0], int):
             return [self._ids(prompt)]
         if len(prompt) > MOST_PROMPTS:
             raise ApiError(f"a request may have at most {MOST_PROMPTS} prompts", param="prompt")
-        return [self.tokenizer.encode(one) if isinstance(one, str) else self._ids(one) for one in prompt]
+        return [self._encode(one) if isinstance(one, str) else self._ids(one) for one in prompt]
 
     def _ids(self, ids: list[int]) -> list[int]:
-        if self.vocabulary is not None and ids and max(ids) >= self.vocabulary:
+        self._check_length(len(ids), None)
+        if ids and max(ids) >= self.vocabulary:
             raise ApiError(f"Token id {max(ids)} is out of vocabulary", param="prompt")
         return ids
 
@@ -167,7 +203,9 @@ class RequestIntake:
         prompt: list[int],
         most: int | None,
         adapter: str,
+        *,
         echo: list[int] | None = None,
+        form: AnswerForm | None = None,
     ) -> None:
         self._check_length(len(prompt), most)
         stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
@@ -190,6 +228,7 @@ class RequestIntake:
             logprobs=request.logprobs,
         )
         choices = body.n or 1
+        formed = [] if form is None else self.tokenizer.encode(form.text)
         if len(request.generations) + choices > MOST_GENERATIONS:
             raise ApiError(f"a request may ask for at most {MOST_GENERATIONS} completions", param="n")
         for choice in range(choices):
@@ -205,10 +244,11 @@ class RequestIntake:
                     choice=choice,
                     choices=choices,
                     echo=echo or (),
+                    form=formed,
                 )
             )
 
-    def _check_length(self, prompt: int, most: int | None) -> None:
+    def _check_length(self, prompt: int, most: int | None, least: str = "") -> None:
         limit = self.max_model_len
         if not prompt:
             raise ApiError("the prompt is empty; give at least one token", param="prompt")
@@ -216,7 +256,7 @@ class RequestIntake:
             output_part = "" if most is None else f" you requested {most} output tokens and"
             raise ApiError(
                 f"This model's maximum context length is {limit} tokens. However,{output_part} your prompt "
-                f"contains {prompt} input tokens. Please reduce the length of the input prompt or the "
+                f"contains {least}{prompt} input tokens. Please reduce the length of the input prompt or the "
                 "number of requested output tokens.",
                 param="input_tokens",
             )
@@ -237,5 +277,24 @@ def _message(turn: ChatMessage, at: int) -> Message:
                     param="messages",
                 )
             texts.append(text)
-        return {"role": turn.role, "content": "\n".join(texts)}
-    return {"role": turn.role, "content": turn.content or ""}
+        content = "\n".join(texts)
+    else:
+        content = turn.content or ""
+    message: Message = {"role": turn.role, "content": content}
+    message |= {name: text for name in ("name", "tool_call_id") if (text := getattr(turn, name)) is not None}
+    if turn.tool_calls:
+        message["tool_calls"] = [_tool_call(call, f"messages.{at}.tool_calls") for call in turn.tool_calls]
+    return message
+
+
+def _tool_call(call: dict[str, Any], place: str) -> dict[str, Any]:
+    """A call of an earlier turn, with its arguments as values: so templates take them. Errors: ApiError."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ApiError(f"{place}: a call needs a function with a name", param="messages")
+    arguments = function.get("arguments") or "{}"
+    try:
+        values = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        raise ApiError(f"{place}: the arguments are no JSON", param="messages") from None
+    return {**call, "function": {**function, "arguments": values}}

@@ -32,14 +32,17 @@ _END = (-1).to_bytes(8, "big", signed=True)
 
 
 class Publisher:
-    """Sends batches of events to all subscribers, and again to those who ask.
+    """Sends batches of events to all subscribers, and again to those who ask. `rank`: of the replica.
 
     `endpoint` binds where it names all addresses (`tcp://*:5557`), `ipc://` or `inproc://`, and connects
     otherwise, as vLLM does. Errors: BadInput for an endpoint that can't be used.
     """
 
-    def __init__(self, endpoint: str, replay_endpoint: str | None = None, topic: str = "") -> None:
+    def __init__(
+        self, endpoint: str, replay_endpoint: str | None = None, topic: str = "", rank: int = 0
+    ) -> None:
         self._topic = topic.encode()
+        self._rank = rank
         self._sequence = 0
         self._recent: deque[tuple[int, bytes]] = deque(maxlen=_KEPT_BATCHES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
@@ -61,7 +64,7 @@ class Publisher:
 
     def send(self, events: list[dict[str, Any]]) -> None:
         """Sends one batch."""
-        payload = msgpack.packb([time.time(), events, 0])
+        payload = msgpack.packb([time.time(), events, self._rank])
         self._out.send_multipart((self._topic, self._sequence.to_bytes(8, "big"), payload))
         self._recent.append((self._sequence, payload))
         self._sequence += 1

@@ -31,6 +31,7 @@ _REQUEST_S = (
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _TRANSFER_BYTES = (1e6, 5e6, 10e6, 20e6, 40e6, 60e6, 80e6, 100e6, 150e6, 200e6)
 _CHOICES = (1, 2, 5, 10, 20)
+_PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 _LATE_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
@@ -76,7 +77,8 @@ class Histogram:
 class ServerMetrics(Collector):
     """Metrics of one replica: implements `Observer`, and is a collector for a Prometheus registry.
 
-    Times are seconds of the backend's clock: simulated ones where the server simulates.
+    Times are seconds of the backend's clock: simulated ones where the server simulates. `host_alone`: no tier
+    lies behind host memory.
     """
 
     def __init__(
@@ -88,12 +90,14 @@ class ServerMetrics(Collector):
         cache_config: dict[str, str] | None = None,
         max_loras: int | None = None,
         time_scale: float | None = None,
+        host_alone: bool = True,
     ) -> None:
         self._backend = backend
         self._labels = {"model_name": model_name, "engine": engine}
         self._cache_config = {**(cache_config or {}), "engine": engine}
         self._max_loras = max_loras
         self._time_scale = time_scale
+        self._host_alone = host_alone
         most = lengths(backend.max_model_len)
         self._histograms: list[Histogram] = []
         make = self._histogram
@@ -118,6 +122,7 @@ class ServerMetrics(Collector):
         self.longest = make(
             "request_max_num_generation_tokens", "Most tokens generated for one of a request's choices.", most
         )
+        self.preempted = make("request_num_preemptions", "Preemptions of a finished request.", _PREEMPTIONS)
         self.choices = make("request_params_n", "The n request parameter.", _CHOICES)
         self.max_tokens = make("request_params_max_tokens", "The max_tokens request parameter.", most)
         self.late = Histogram(
@@ -134,6 +139,7 @@ class ServerMetrics(Collector):
         self.steps = 0
         self.ended_for = dict.fromkeys(FINISH_REASONS, 0)
         self.rejected: dict[int, int] = {}
+        self.queue_full = 0
 
     def _histogram(self, name: str, about: str, bounds: Sequence[float]) -> Histogram:
         histogram = Histogram(f"vllm:{name}", about, bounds)
@@ -177,6 +183,7 @@ class ServerMetrics(Collector):
         self.computed.observe(len(generation.prompt) - max(generation.cached_tokens, 0))
         self.prompt_length.observe(len(generation.prompt))
         self.output_length.observe(count)
+        self.preempted.observe(generation.preemptions)
         self.tpot.observe((last - first) * _NS / (count - 1) if count > 1 else 0.0)
         if generation.max_tokens:
             self.max_tokens.observe(generation.max_tokens)
@@ -189,6 +196,10 @@ class ServerMetrics(Collector):
     def refused(self, status: int) -> None:
         """A request was answered with an error."""
         self.rejected[status] = self.rejected.get(status, 0) + 1
+
+    def queue_was_full(self) -> None:
+        """A request was refused, for as many wait as may."""
+        self.queue_full += 1
 
     # ---- when somebody scrapes
 
@@ -224,6 +235,10 @@ class ServerMetrics(Collector):
                 "waiting_lora_adapters": ",".join(waiting),
             }
             yield self._info("vllm:lora_requests_info", "Running stats on lora requests.", adapters)
+        name, about = "pagecast:recording_failed", "1 where a recording that was asked for has ended."
+        family = GaugeMetricFamily(name, about, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), bool(self._backend.unrecorded))
+        yield family
         if self._time_scale is not None:
             name, about = "pagecast:time_scale", "Simulated seconds in a second."
             family = GaugeMetricFamily(name, about, labels=list(self._labels))
@@ -255,6 +270,15 @@ class ServerMetrics(Collector):
         }
         about = "Number of prompt tokens by source."
         yield self._labelled(CounterMetricFamily, "prompt_tokens_by_source", about, "source", sources)
+        # Blocks on disk are loaded by way of host memory: which of the two held them first is not told.
+        sources = dict.fromkeys(("device", "host", "p2p", "disk", "external_unspecified"), 0)
+        outside = "host" if self._host_alone else "external_unspecified"
+        sources |= {"device": self.cached_tokens - self.external_tokens, outside: self.external_tokens}
+        about = "Number of cached prompt tokens by the tier that held them."
+        yield self._labelled(CounterMetricFamily, "prompt_tokens_cached_by_source", about, "source", sources)
+        about = "Requests refused at admission, by reason."
+        reasons = {"max_num_queued_reqs": self.queue_full}
+        yield self._labelled(CounterMetricFamily, "admission_rejections", about, "reason", reasons)
         about = "Count of successfully processed requests."
         yield self._labelled(CounterMetricFamily, "request_success", about, "finished_reason", self.ended_for)
         if self.rejected:
@@ -275,6 +299,7 @@ class ServerMetrics(Collector):
             "kv_offload_store_bytes": ("Bytes stored to offload storage.", tier.store_bytes),
             "kv_offload_store_time": ("Store time to offload storage, in seconds.", tier.store_s),
             "kv_offload_stores_skipped": ("Stores skipped for want of room.", tier.skipped_stores),
+            "kv_offload_allocation_failure": ("Stores that found no room.", tier.skipped_stores),
         }
         for name, (about, value) in counters.items():
             yield self._counter(name, about, value)

@@ -69,8 +69,15 @@ class ServeOptions(Options):
         default=None, ge=0, description="requests that may wait; others get 429 [no limit]"
     )
     max_connections: int | None = Field(default=None, ge=1, description="connections at once; others get 503")
-    max_body_bytes: int = Field(default=32 << 20, ge=1, description="longest body of a request")
-    body_timeout: float = Field(default=30.0, ge=0.1, description="seconds within which a body must arrive")
+    max_body_bytes: int = Field(default=4 << 20, ge=1, description="longest body of a request")
+    body_timeout: float = Field(
+        default=30.0, ge=0.1, description="seconds within which a request's header, and its body, must arrive"
+    )
+    allowed_origins: Annotated[tuple[str, ...], Flag(("--allowed-origins",))] = Field(
+        default=(), description="origin of web pages that may ask, may be repeated; * for all [none]"
+    )
+    ssl_certfile: Path | None = Field(default=None, description="certificate, for https")
+    ssl_keyfile: Path | None = Field(default=None, description="its private key")
     drain_timeout: float = Field(
         default=60.0, ge=0, description="seconds that requests under way have after SIGTERM"
     )
@@ -82,7 +89,9 @@ class ServeOptions(Options):
     kv_events_replay_endpoint: str | None = Field(
         default=None, description="ZeroMQ endpoint that sends missed KV events again"
     )
-    kv_events_topic: str = Field(default="", description="topic of KV events")
+    kv_events_topic: str = Field(
+        default="", description="topic of KV events; {rank} and {port} stand for those of the replica"
+    )
     event_batch_size: int | None = Field(
         default=None, ge=1, description="most KV events in one message [those of a step]"
     )
@@ -99,10 +108,22 @@ class ServeOptions(Options):
             raise BadInput(f"--port {self.port}: ports go up to 65535, and each replica needs one")
         if self.port == 0 and self.replicas > 1:
             raise BadInput("--port 0 is for one replica; name the first of the replicas' ports")
+        if self.api_key is not None and not self.api_key.strip():
+            raise BadInput("--api-key is empty, and would let everybody in; give a key, or leave it out")
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise BadInput("--ssl-certfile and --ssl-keyfile go together; give both")
+        for path in (self.ssl_certfile, self.ssl_keyfile):
+            if path is not None and not path.is_file():
+                raise BadInput(f"--ssl-certfile, --ssl-keyfile: {path}: no such file")
         for name in self.failure_types:
             if name not in FAILURES:
                 raise BadInput(f"--failure-types {name!r} is not known; choose of {', '.join(FAILURES)}")
         return self
+
+    def topic(self, rank: int) -> str:
+        """The topic of a replica's KV events."""
+        port = self.port + rank if self.port else 0
+        return self.kv_events_topic.replace("{rank}", str(rank)).replace("{port}", str(port))
 
     def of(self, model: str, seed: int) -> ServeOptions:
         """The same, for a model, and a seed of what is drawn."""

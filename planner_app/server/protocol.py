@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 _INT64 = 2**63 - 1
 MOST_CHOICES = 128
 MOST_STOPS = 64
-MOST_MESSAGES = 10_000
+MOST_MESSAGES = 4096  # whose check takes half of a tenth of a second
+MOST_TOOLS = 1024
 TokenId = Annotated[int, Field(ge=0, le=_INT64)]
 Text = Annotated[str, Field(max_length=1 << 26)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -85,6 +86,13 @@ class Generating(Body):
     priority: Annotated[int, Field(ge=-(2**31), le=2**31)] = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     return_token_ids: bool | None = None
+    frequency_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[Finite, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[Finite, Field(gt=0)] | None = None
+    min_p: Annotated[Finite, Field(ge=0, le=1)] | None = None
+    prompt_logprobs: int | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     user: str | None = None
 
     @model_validator(mode="after")
@@ -112,6 +120,9 @@ class ChatMessage(Body):
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: Content | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
 
 
 class ChatRequest(Generating):
@@ -123,6 +134,8 @@ class ChatRequest(Generating):
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = 0
     add_generation_prompt: bool = True
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> ChatRequest:
@@ -138,6 +151,7 @@ class TokenizeRequest(Body):
     prompt: Text | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES)] | None = None
     add_generation_prompt: bool = True
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
     return_token_strs: bool | None = False
 
     @model_validator(mode="after")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,15 @@ from pagecast.sim.runs.transfers import RecordedTransfer
 
 
 class JournalKeeper:
-    """Implements `Keeper`: writes a replica's history to a journal in `folder`."""
+    """Implements `Keeper`: writes a replica's history to a journal in `folder`.
+
+    Salts are secrets: a recording has them under names of its own.
+    """
 
     def __init__(self, folder: Path, meta: dict[str, Any], *, segment_bytes: int) -> None:
         self._writer = JournalWriter(folder, meta, segment_bytes=segment_bytes)
         self._journal = RunJournal(self._writer)
+        self._key = secrets.token_bytes(16)
 
     def submitted(self, request: Request, generation: Generation, at_ns: int) -> None:
         block_size = request.keys.block_size
@@ -29,8 +35,12 @@ class JournalKeeper:
             request.keys.digests[:blocks],
             generation.prompt[blocks * block_size :],
             adapter=generation.adapter,
-            salt=generation.salt,
+            salt=self._name_of(generation.salt),
         )
+
+    def _name_of(self, salt: str) -> str:
+        """Equal names for equal salts, of which nobody learns the salt."""
+        return blake2b(salt.encode(), digest_size=8, key=self._key).hexdigest() if salt else ""
 
     def idle(self, at_ns: int) -> None:
         self._journal.idle(at_ns)

@@ -15,6 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import uvicorn
 from pagecast.planner_app import console
@@ -25,6 +26,7 @@ from pagecast.sim.core.errors import BadInput, CannotRunHere
 
 _BACKLOG = 4096
 _REPEATED_S = 1.0
+_LAST_WORDS_S = 5  # for answers that the end of the drain has cut, to be sent
 _GC_THRESHOLD = 20_000  # objects; thousands of streams are many, and few of them are garbage
 
 
@@ -80,7 +82,8 @@ def listen(options: ServeOptions, count: int) -> list[socket.socket]:
 def announce(options: ServeOptions, ports: Sequence[int]) -> None:
     """Prints where replicas are served."""
     for port in ports:
-        text = f"serving {options.names[0]} on http://{options.host}:{port}"
+        scheme = "http" if options.ssl_certfile is None else "https"
+        text = f"serving {options.names[0]} on {scheme}://{options.host}:{port}"
         console.out.print(text, soft_wrap=True, highlight=False)
 
 
@@ -95,14 +98,27 @@ def serve(
     `drain_by` gets the function that finishes requests under way and then ends. By default SIGTERM and SIGINT
     call it. Errors: CannotRunHere where a backend failed.
     """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_GC_THRESHOLD, 20, 20)
+    collect_rarely()
     runner = asyncio.Runner(loop_factory=_loop_factory())
     with runner:
         runner.run(_serve(replicas, sockets, ready, drain_by or _drain_at_signals))
     if not all(replica.backend.alive for replica in replicas):
         raise CannotRunHere("a replica has failed; see the messages above")
+    for replica in replicas:
+        check_recorded(replica.backend.unrecorded, replica.options)
+
+
+def collect_rarely() -> None:
+    """Has Python look for garbage seldom, and never in what is there: a look takes a tenth of a second."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD, 20, 20)
+
+
+def check_recorded(failure: str, options: ServeOptions) -> None:
+    """Errors: BadInput for a recording that ended before the server."""
+    if failure:
+        raise BadInput(f"--record {options.record}: {failure}; what was written until then can be read")
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -119,6 +135,9 @@ def _drain_at_signals(stop: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop)
+    hangup = getattr(signal, "SIGHUP", None)
+    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:  # as nohup has it
+        loop.add_signal_handler(hangup, stop)
 
 
 async def _serve(
@@ -138,6 +157,8 @@ async def _serve(
         for replica, server in zip(replicas, servers, strict=True):
             replica.draining = True
             server.should_exit = True
+            # Before uvicorn would cancel them, which ends each with a traceback.
+            asyncio.get_running_loop().call_later(replica.options.drain_timeout, replica.end_all)
 
     drain_by(stop)
     tasks = [
@@ -161,10 +182,50 @@ def http_server(replica: ReplicaServer) -> HttpServer:
         log_level="error",  # a line for each request that is no HTTP would be anybody's to fill a disk with
         limit_concurrency=options.max_connections,
         timeout_keep_alive=15,
-        timeout_graceful_shutdown=max(1, round(options.drain_timeout)),
+        timeout_graceful_shutdown=round(options.drain_timeout) + _LAST_WORDS_S,
         server_header=False,
         ws="none",
         lifespan="on",
         h11_max_incomplete_event_size=1 << 16,
+        ssl_certfile=options.ssl_certfile,
+        ssl_keyfile=options.ssl_keyfile,
     )
+    config.load()
+    config.http_protocol_class = _patient(config.http_protocol_class, options.body_timeout)
     return HttpServer(config)
+
+
+def _patient(base: Any, timeout_s: float) -> type[asyncio.Protocol]:
+    """One of uvicorn's HTTP protocols, with an end to connections whose next header does not come."""
+
+    class Patient(base):  # type: ignore[misc]
+        _waiting: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._look()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._look()
+
+        def connection_lost(self, error: Exception | None) -> None:
+            super().connection_lost(error)
+            if self._waiting is not None:
+                self._waiting.cancel()
+
+        def _look(self) -> None:
+            """Waits where the header of a request has not come as a whole; `cycle` is the request's."""
+            header_due = self.cycle is None or self.cycle.response_complete
+            if header_due and self._waiting is None:
+                self._waiting = asyncio.get_running_loop().call_later(timeout_s, self._give_up)
+            elif not header_due and self._waiting is not None:
+                self._waiting.cancel()
+                self._waiting = None
+
+        def _give_up(self) -> None:
+            self._waiting = None
+            if self.cycle is None or self.cycle.response_complete:
+                self.transport.close()
+
+    return Patient

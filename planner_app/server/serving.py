@@ -13,7 +13,7 @@ from typing import Any
 from pagecast.planner_app.server.answer_json import AnswerWriter
 from pagecast.planner_app.server.backend import GenerationBackend
 from pagecast.planner_app.server.errors import ApiError
-from pagecast.planner_app.server.generation import Generation
+from pagecast.planner_app.server.intake import GenerationRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -40,11 +40,11 @@ class Answering(Response):
     """Sends what a request's generations yield, as it comes or when they have ended.
 
     Chunks are sent by the outbox, not by a task for each stream: waking a task costs more than a chunk.
-    `ended` is called with the generations when the answer is over, whichever way.
+    `ended` is called with the request when the answer is over, whichever way.
     """
 
     def __init__(
-        self, writer: AnswerWriter, backend: GenerationBackend, ended: Callable[[list[Generation]], None]
+        self, writer: AnswerWriter, backend: GenerationBackend, ended: Callable[[GenerationRequest], None]
     ) -> None:
         super().__init__()
         self._writer = writer
@@ -70,7 +70,7 @@ class Answering(Response):
             for generation in self._request.generations:
                 if not generation.done:
                     self._backend.cancel(generation)
-            self._ended(self._request.generations)
+            self._ended(self._request)
 
     async def _listen(self, receive: Receive) -> None:
         """Waits until the client leaves."""

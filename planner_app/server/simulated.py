@@ -213,6 +213,10 @@ class SimulatedBackend:
         return None if self._replica.speculation is None else self._drafts
 
     @property
+    def unrecorded(self) -> str:
+        return self.history.failed
+
+    @property
     def alive(self) -> bool:
         return self._failed is None
 
@@ -257,8 +261,10 @@ class SimulatedBackend:
                 env.step()
             self._replica.resume()
             if time.monotonic() - start_s > _SLICE_S:
+                self.history.flush()
                 await asyncio.sleep(0)
                 start_s = time.monotonic()
+        self.history.flush()  # no client hears of what a kill could still take from the recording
 
     # ---- what the replica did
 
@@ -325,6 +331,7 @@ class SimulatedBackend:
         generation = self._live.get(request.index)
         if generation is None:
             return
+        generation.preemptions = request.preemptions
         if request.state is State.FINISHED:
             self._end(generation, generation.ending, request.finished_ns)
         elif request.state is State.REJECTED:

@@ -20,6 +20,7 @@ from pagecast.planner_app.server.errors import ApiError
 from pagecast.sim.core.errors import BadInput
 
 Message = dict[str, Any]
+Tools = list[dict[str, Any]] | None
 WORDS = 4096  # different tokens that made-up text consists of
 
 
@@ -32,8 +33,11 @@ class Tokenizer(Protocol):
     alone: bool
     """Whether a token's text depends on no other token."""
 
-    leaves_lock: bool
-    """Whether other threads run while it encodes a text."""
+    most_characters: int
+    """Of a text, that one token may stand for."""
+
+    vocabulary: int
+    """One more than the largest token id."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
@@ -43,8 +47,11 @@ class Tokenizer(Protocol):
         """The text of token ids, without special tokens."""
         ...
 
-    def chat(self, messages: list[Message], *, generate: bool = True) -> str:
-        """A conversation as one text; `generate`: with the beginning of the assistant's turn."""
+    def chat(self, messages: list[Message], *, generate: bool = True, tools: Tools = None) -> str:
+        """A conversation as one text, which begins with the tools that the model may call.
+
+        `generate`: with the beginning of the assistant's turn.
+        """
         ...
 
 
@@ -57,35 +64,61 @@ class PackedTokenizer:
     """
 
     alone = True
-    leaves_lock = False
+    most_characters = 6
+    vocabulary = 1 << 32
 
     def __init__(self) -> None:
         self.words = np.array([_pack(" " + word) for word in _made_up_words()], np.int64)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
-        ids = []
-        for piece in _PIECES.findall(text):
-            ids.append(_pack(piece))
+        ids: list[int] = []
+        place = 0
+        while place < len(text):
+            # A part at a time, for nobody else runs while a pattern is looked for. The last pieces of a part
+            # depend on what follows, and begin the next one.
+            pieces = _PIECES.findall(text, place, place + _PART)
+            if place + _PART < len(text):
+                del pieces[-_UNSURE:]
+            ids += map(_pack, pieces)
+            place += sum(map(len, pieces))
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids; ids that no text has give replacement characters."""
         return "".join([_unpack(id) for id in ids])
 
-    def chat(self, messages: list[Message], *, generate: bool = True) -> str:
+    def chat(self, messages: list[Message], *, generate: bool = True, tools: Tools = None) -> str:
         """A conversation, each turn between marks (ChatML)."""
-        return _chatml(messages, generate)
+        return _chatml(messages, generate, tools)
 
 
-def _chatml(messages: list[Message], generate: bool) -> str:
-    turns = [f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in messages]
+_ABOUT_TOOLS = (
+    "These functions are available, each described by a JSON schema between the marks <tools> and </tools>:\n"
+    "<tools>\n{}\n</tools>\nTo use one, answer with its name and its arguments as JSON, between the marks "
+    "<tool_call> and </tool_call>.\n"
+)
+
+
+def _chatml(messages: list[Message], generate: bool, tools: Tools) -> str:
+    turns = [f"<|im_start|>{turn['role']}\n{turn['content']}{_calls(turn)}<|im_end|>\n" for turn in messages]
+    if tools:
+        about = _ABOUT_TOOLS.format("\n".join(json.dumps(tool) for tool in tools))
+        turns.insert(0, f"<|im_start|>system\n{about}<|im_end|>\n")
     if generate:
         turns.append("<|im_start|>assistant\n")
     return "".join(turns)
 
 
+def _calls(turn: Message) -> str:
+    """The calls of tools that a turn of the assistant holds."""
+    calls = [json.dumps(call.get("function")) for call in turn.get("tool_calls") or ()]
+    return "".join(f"\n<tool_call>\n{call}\n</tool_call>" for call in calls)
+
+
 _FLAG = 0xC0000000
+_PART = 1 << 15  # characters
+_UNSURE = 8  # pieces: each looks at most six characters ahead
 # Lower-case letters of a word, five at a time; a capital and three more; other ASCII characters, four at a
 # time; any other character alone. But for words, a piece has four bytes at most: an id has no room for more.
 _PIECES = re.compile(
@@ -128,10 +161,10 @@ class NumberTokenizer:
     """For models with random weights: text goes in as bytes, and tokens come out as characters or numbers."""
 
     alone = True
-    leaves_lock = False
+    most_characters = 1
 
     def __init__(self, vocabulary: int) -> None:
-        self._vocabulary = vocabulary
+        self.vocabulary = self._vocabulary = vocabulary
         self.words = np.arange(min(vocabulary, WORDS), dtype=np.int64)
 
     def encode(self, text: str) -> list[int]:
@@ -145,16 +178,15 @@ class NumberTokenizer:
         """
         return "".join([chr(id) if 32 <= id < 127 or id == 10 else f" t{id}" for id in ids])
 
-    def chat(self, messages: list[Message], *, generate: bool = True) -> str:
+    def chat(self, messages: list[Message], *, generate: bool = True, tools: Tools = None) -> str:
         """A conversation, each turn between marks (ChatML)."""
-        return _chatml(messages, generate)
+        return _chatml(messages, generate, tools)
 
 
 class FileTokenizer:
     """The tokenizer in a transformers folder: `tokenizer.json`, and the template in its configuration."""
 
     alone = False
-    leaves_lock = True
 
     def __init__(self, folder: Path) -> None:
         missing = "its tokenizer is read by the package tokenizers: pip install 'tokenizers>=0.21'"
@@ -169,6 +201,9 @@ class FileTokenizer:
         except Exception as error:  # the library raises nothing more specific
             raise BadInput(f"{folder}/tokenizer.json: can't be read ({error})") from None
         self._template = _template(folder)
+        vocabulary = self._fast.get_vocab()
+        self.vocabulary = max(vocabulary.values(), default=0) + 1
+        self.most_characters = max(map(len, vocabulary), default=1)
         self.words = self._find_words()
 
     def encode(self, text: str) -> list[int]:
@@ -184,14 +219,16 @@ class FileTokenizer:
         except (OverflowError, TypeError):
             raise ApiError("token ids are out of range", param="tokens") from None
 
-    def chat(self, messages: list[Message], *, generate: bool = True) -> str:
+    def chat(self, messages: list[Message], *, generate: bool = True, tools: Tools = None) -> str:
         """A conversation by the model's own template. Errors: ApiError where the template refuses it."""
         if self._template is None:
-            return _chatml(messages, generate)
+            return _chatml(messages, generate, tools)
         from jinja2 import TemplateError
 
         try:
-            return str(self._template.render(messages=messages, add_generation_prompt=generate, tools=None))
+            return str(
+                self._template.render(messages=messages, add_generation_prompt=generate, tools=tools or None)
+            )
         except (TemplateError, TypeError, ValueError) as error:
             raise ApiError(f"the chat template can't render these messages: {error}") from None
 

@@ -174,6 +174,13 @@ def _few_draws(f: Mapping[str, Any]) -> str:
     return f"Intervals from {draws} are rough: a 90% interval takes at least {f['enough']} draws."
 
 
+def _warmup(f: Mapping[str, Any]) -> str:
+    return (
+        f"{counted(f['requests'], 'request')} of warm-up came first: they are in no figure of requests. "
+        "Steps, evictions, preemptions and peak KV usage are of the whole run."
+    )
+
+
 def _workload_redrawn(f: Mapping[str, Any]) -> str:
     begin = "The intervals include the uncertainty of the workload: each replicate"
     if f["source"] == GENERATOR:
@@ -267,6 +274,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "other_kernels": _other_kernels,
     "client_share": _client_share,
     "few_draws": _few_draws,
+    "warmup": _warmup,
     "workload_redrawn": _workload_redrawn,
     "beyond_model_length": _beyond_model_length,
     "sliding_windows": _sliding_windows,

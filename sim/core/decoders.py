@@ -196,3 +196,8 @@ class Decoders:
 def admission_order(request: Request) -> int:
     """Sorts requests by their latest admission."""
     return request.order
+
+
+def arrival_order(request: Request) -> tuple[int, int, int]:
+    """Sorts requests by their arrival."""
+    return request.arrival_ns, request.index, request.order

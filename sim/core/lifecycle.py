@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pagecast.sim.core.decoders import admission_order
+from pagecast.sim.core.decoders import admission_order, arrival_order
 from pagecast.sim.core.drafter import RESERVED, Drafter, DraftingRules
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.intake import Intake
@@ -61,6 +61,7 @@ class Lifecycle:
         self.log = log
         self.requests: dict[str, Request] = {}
         self.preemptions = 0
+        self.clips_max_tokens = False  # those beyond the model's length are lowered, not refused
         self.drafter = drafter
         self.intake = intake
         self.swap = SwapSpace(limits.swap_blocks, limits.block_size) if limits.swap_blocks else None
@@ -84,6 +85,8 @@ class Lifecycle:
         if request.id in self.requests:
             raise ValueError(f"request {request.id} is live already; ids may repeat only after the end")
         reason = "" if prompt + output <= self._surely_fits else self._never_fits(request)
+        if not reason and request.max_tokens > output:
+            reason = self._bound_output(request)
         if not reason and self.intake is not None:
             reason = self.intake.refusal(request, self.running, self.queue)
         if reason:
@@ -96,6 +99,24 @@ class Lifecycle:
         self.requests[request.id] = request
         self.queue.add(request)
         return True
+
+    def _bound_output(self, request: Request) -> str:
+        """Lowers `max_tokens` to what can ever be held; why it is refused, where the engine does that."""
+        longest = self.limits.max_model_len
+        if longest is not None and request.most_tokens > longest and not self.clips_max_tokens:
+            return (
+                f"{request.prompt_tokens} prompt + {request.max_tokens} max_tokens exceed "
+                f"max_model_len {longest}"
+            )
+        request.max_tokens = max(min(request.max_tokens, self._most_output(request)), request.output_tokens)
+        return ""
+
+    def _most_output(self, request: Request) -> int:
+        """The longest output that a replica can hold beside a prompt."""
+        limits = self.limits
+        pool = limits.num_blocks // self.memory.crossing_blocks * limits.block_size
+        longest = pool if limits.max_model_len is None else min(pool, limits.max_model_len)
+        return longest - request.prompt_tokens
 
     def _never_refused(self) -> int:
         """The tokens of a request, prompt and output, up to which `_never_fits` has nothing to say."""
@@ -310,6 +331,13 @@ class Lifecycle:
         if self.drafter is not None:
             computed = min(computed, request.known_tokens)
             request.drafts = 0
+        elif running.output_at_end:
+            # TensorRT-LLM keeps all blocks whose last token is known, even those of a prompt that are still
+            # to be computed.
+            known = request.known_tokens if request.state is State.PREFILL else computed + 1
+            self.memory.publish(request, known - 1 - self._yields(request))
+            if request.state is not State.PREFILL:
+                self.memory.withdraw(request, computed)
         elif request.state is not State.PREFILL:
             self._publish_turns(request, computed, had_turn=had_turn)
             if running.at_commit:
@@ -330,6 +358,10 @@ class Lifecycle:
         self._give_back(request)
         request.state = State.WAITING
         self.queue.put_back(request)
+
+    def _yields(self, request: Request) -> int:
+        """How many tokens of the request plans in flight yield."""
+        return sum([plan.yields_token(request) for plan in self.running.in_flight])
 
     def _publish_turns(self, request: Request, computed: int, *, had_turn: bool) -> None:
         """Publishes what the turns of a decoding request have published by now, of `computed` tokens.
@@ -387,8 +419,9 @@ class Lifecycle:
         running = self.running
         if self.drafter is not None:
             return self._commit_drafts(self.drafter, plan.chunks, outcome, now)
-        if plan.chunks:
-            self._commit_chunks(plan.chunks, now)
+        chunks = plan.chunks
+        if chunks:
+            self._commit_chunks(chunks, now)
         finished = running.draining.pop(plan.step + plan.steps - 1, [])
         if outcome is not DONE and outcome.stopped:
             early = [request for request in self._live(outcome.stopped) if request not in finished]
@@ -396,8 +429,12 @@ class Lifecycle:
                 request.output_tokens = self._emitted(request)
             # Blocks become free in the order of admission, whatever it is that ends a request.
             finished = sorted([*finished, *early], key=admission_order)
+        if running.output_at_end:
+            finished.sort(key=arrival_order)
         for request in finished:
             self.finish(request, now)
+        if running.output_at_end and chunks:
+            self._publish_prompts(chunks)
         return finished
 
     def _commit_chunks(self, chunks: tuple[Chunk, ...], now: int) -> None:
@@ -407,13 +444,23 @@ class Lifecycle:
             last = chunk.last
             if (
                 running.at_commit
-                and (last or not running.whole_prompts)
+                and not running.output_at_end
                 and request.alive
                 and self.memory.holds(request)
             ):
                 self.memory.publish(request, chunk.start + chunk.tokens)
             if last and request.first_token_ns == NEVER:
                 request.first_token_ns = now
+
+    def _publish_prompts(self, chunks: tuple[Chunk, ...]) -> None:
+        """Makes prompts findable as TensorRT-LLM: with what is in flight, but for the last token."""
+        for chunk in chunks:
+            request = chunk.request
+            if request.alive and self.memory.holds(request):
+                end = chunk.start + chunk.tokens
+                if not chunk.last:
+                    end = max(end, min(request.computed_tokens, request.known_tokens - 1))
+                self.memory.publish(request, end)
 
     def _commit_drafts(
         self, drafter: Drafter, chunks: tuple[Chunk, ...], outcome: Outcome, now: int
@@ -496,7 +543,7 @@ class Lifecycle:
         emitted = self.running.emitted(request)
         if request.state is State.WAITING and not request.in_flight_tokens:
             # It was preempted, and counts the tokens of plans in flight as known.
-            emitted -= sum(plan.yields_token(request) for plan in self.running.in_flight)
+            emitted -= self._yields(request)
         return emitted
 
     def fail(self, outcome: Outcome, now: int) -> list[Request]:

@@ -19,7 +19,8 @@ class Option:
     `ge`, `gt`, `le`: bounds of a number. `check` refuses other values that cannot be. `read` makes the
     field's value of a text, and `write` a text of the value; `form`: the type that YAML may have in place of
     the text, which is kept as JSON. `needs`: in words, and as columns, what of the trace it needs to have an
-    effect. `otherwise`: how a profile does without the option, where giving it is an error.
+    effect. `otherwise`: how a profile does without the option, where giving it is an error. `open`: None
+    where it is not given, and then as the engine that is chosen has it.
     Errors of `check` and `read`: BadInput, or ValueError for a message that the name is put before.
     """
 
@@ -34,6 +35,7 @@ class Option:
     form: type | None = None
     needs: tuple[str, tuple[str, ...]] | None = None
     otherwise: str = ""
+    open: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,12 @@ def choice(about: str, kinds: Mapping[str, type]) -> Any:
     return field(default=next(iter(kinds.values()))(), metadata={"declared": Choice(kinds, about)})
 
 
-def chunked_prefill_option() -> Any:
-    """The option of all engines that can do without chunks."""
+def chunked_prefill_option(default: bool) -> Any:
+    """The option of all engines that can do without chunks; `default`: what this one does by itself."""
     return option(
-        "cut long prompts into chunks; sglang and trtllm can do without",
-        True,
+        "cut long prompts into chunks; sglang can do without, and trtllm does by default",
+        default,
+        open=True,
         flat="enable_chunked_prefill",
         otherwise="always cuts long prompts into chunks",
     )

@@ -28,8 +28,9 @@ class Request:
     """A request as the scheduler sees it. Times are integer nanoseconds, lengths are tokens.
 
     What was asked: `keys`, `prompt_tokens`, `output_tokens`, `arrival_ns`, `priority`, `adapter`, `parent`,
-    `retention`, `tenant`. How far it is: `state`, `known_tokens`, `computed_tokens`. The blocks it holds are
-    in `memory.holding.Holding`.
+    `retention`, `tenant`, `max_tokens`: most tokens that it may generate, for which engines reserve memory;
+    the scheduler knows no other length of its output where that is a reservation. How far it is: `state`,
+    `known_tokens`, `computed_tokens`. The blocks it holds are in `memory.holding.Holding`.
 
     While a request decodes one token per step, nothing here changes from step to step: `decoders.py` keeps
     `lag` and `last_tick`, from which `Running.planned` computes its position. A request that speculates goes
@@ -60,6 +61,7 @@ class Request:
         "last_external",
         "last_tick",
         "lost_tokens",
+        "max_tokens",
         "order",
         "output_tokens",
         "parent",
@@ -96,6 +98,7 @@ class Request:
         self.output_tokens = output_tokens
         self.arrival_ns = arrival_ns
         self.priority = priority
+        self.max_tokens = output_tokens
         self.tenant = ""  # who asks
         self.adapter = ""  # the LoRA adapter that it is computed with
         self.retention: Retention | None = None  # how long its blocks are to be kept after it
@@ -140,6 +143,11 @@ class Request:
     def total_tokens(self) -> int:
         """Prompt and output together."""
         return self.prompt_tokens + self.output_tokens
+
+    @property
+    def most_tokens(self) -> int:
+        """Prompt and all that it may generate together."""
+        return self.prompt_tokens + self.max_tokens
 
 
 # A tuple is searched by identity; the hash of an enumeration's member is slow.

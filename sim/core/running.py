@@ -12,6 +12,9 @@ from pagecast.sim.core.decoders import Decoders
 from pagecast.sim.core.plan import StepPlan
 from pagecast.sim.core.request import Request, State
 
+NEVER_PUBLISHED = 3
+"""The `commit_lag` where no step publishes what it generates."""
+
 
 class Running:
     """The running requests, and the plans in flight.
@@ -26,9 +29,9 @@ class Running:
     for them, as `nano-vllm`'s steps of prompts. `commit_lag` (0, 1 or 2) is the number of steps between
     the plan that computes a generated token and the plan that may publish it: one at pipeline depth 1,
     since the token is not known when its step is planned, and one more where blocks are published by the
-    commit (`at_commit`). `whole_prompts`: a prompt's blocks are published by the commit of its last chunk.
-    `keeps_planned`: what a plan in flight computes of a cancelled request stays findable. `left_out` are the
-    decoding requests that the newest plan leaves out.
+    commit (`at_commit`). `output_at_end`: what is generated is published when the request ends or is
+    preempted, and not before. `keeps_planned`: what a plan in flight computes of a cancelled request stays
+    findable. `left_out` are the decoding requests that the newest plan leaves out.
     """
 
     def __init__(
@@ -37,7 +40,7 @@ class Running:
         *,
         pipeline_depth: int,
         at_commit: bool,
-        whole_prompts: bool = False,
+        output_at_end: bool = False,
         keeps_planned: bool = False,
     ) -> None:
         self.requests: dict[Request, None] = {}
@@ -50,9 +53,9 @@ class Running:
         self.left_out: frozenset[Request] = frozenset()
         self.tick = 0
         self.at_commit = at_commit
-        self.whole_prompts = whole_prompts
+        self.output_at_end = output_at_end
         self.keeps_planned = keeps_planned
-        self.commit_lag = pipeline_depth + at_commit
+        self.commit_lag = NEVER_PUBLISHED if output_at_end else pipeline_depth + at_commit
 
     def knows(self, request: Request) -> bool:
         """Whether the token that a request decodes next is known: no plan in flight yields it."""
@@ -102,6 +105,8 @@ class Running:
 
     def findable(self, request: Request) -> int:
         """Tokens of a running request whose blocks may be published now."""
+        if self.output_at_end and request.state in (State.DECODE, State.DRAINING):
+            return 0
         if self.at_commit:
             return self.committed(request)
         if self.speculates(request):

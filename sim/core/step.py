@@ -334,7 +334,10 @@ class Step:
         Unless its hit may grow, the queue is blocked: nobody asks again until a request comes or goes.
         """
         self.failed_allocations += 1
-        coming = bool(self.running.joining)
+        running = self.running
+        coming = bool(running.joining)
+        if running.at_commit and not coming:
+            coming = any(plan.chunks for plan in running.in_flight)
         self._queue.blocked = not self._memory.may_find_more(request, hit, coming=coming)
 
     def abort(self, request: Request, reason: str) -> None:

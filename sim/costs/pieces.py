@@ -77,6 +77,11 @@ class WindowLine(TwoPieces):
         """Every time `factor` as long."""
         return WindowLine.of(DecodeLine(*self).scaled(factor), self.first.scaled(factor), self.window)
 
+    def longer(self, femtoseconds: int) -> WindowLine:
+        """Every step longer by the same time."""
+        first = self.first.longer(femtoseconds)
+        return WindowLine.of(DecodeLine(*self).longer(femtoseconds), first, self.window)
+
 
 def steeper(line: DecodeLine, slope: int) -> DecodeLine:
     """A plain line, or one over windows, with `slope` femtoseconds more for each context token."""

@@ -15,7 +15,8 @@ from pagecast.sim.costs.pieces import WindowLine
 from pagecast.sim.costs.step_costs import FEMTO, Batch, DecodeLine, StepCosts
 from pagecast.sim.machine.gpus import Gpu
 from pagecast.sim.machine.graphs import GRAPH_LARGEST
-from pagecast.sim.machine.model_facts import Linear, ModelFacts, attended_pairs
+from pagecast.sim.machine.matrix import Linear
+from pagecast.sim.machine.model_facts import ModelFacts, attended_pairs
 from pagecast.sim.note import Note
 
 _FS = 1e15  # femtoseconds in a second
@@ -94,6 +95,11 @@ class Roofline(StepCosts):
     ) -> None:
         if tensor_parallel_size < 1:
             raise BadInput(f"tensor_parallel_size is {tensor_parallel_size}; it must be at least 1")
+        if model.untimed:
+            raise BadInput(
+                f"steps of {model.name} can't be timed: costs of {model.untimed} are not known; "
+                "its memory and block counts are (pagecast memory)"
+            )
         self.name = "roofline"
         self._misfits, self._unmeasured = misfits, unmeasured
         self.model, self.gpu, self.tensor_parallel_size = model, gpu, tensor_parallel_size
@@ -107,8 +113,10 @@ class Roofline(StepCosts):
         self._experts_fs = round(sparse * e.launch_experts_s * _FS)
         self._attention_flops_s = gpu.matmul_flops("bf16") * e.prefill_attention
         self._groups = model.kv_groups(tensor_parallel_size, kv_cache_dtype)
-        self._pair_flops = model.attention_pair_flops()
         self._per_ctx, self._windows = self._decode_slopes()
+        # A step reads and writes the recurrent states of each of its requests.
+        states = 2 * model.state_bytes(tensor_parallel_size)
+        self._states_fs = round(states / (self._bandwidth * e.kv_stream) * _FS)
         self._rows: dict[int, int] = {}
         self._heads: dict[int, int] = {}
         self._attention: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
@@ -129,7 +137,8 @@ class Roofline(StepCosts):
             rows += chunk[0]
             cost = self._chunks.get(chunk)
             total += self._chunk_fs(chunk) if cost is None else cost
-        total += self._rows_fs(rows) + self._head_fs(decode_n + len(prefill))
+        requests = decode_n + len(prefill)
+        total += self._rows_fs(rows) + self._head_fs(requests) + requests * self._states_fs
         if decode_n:
             per_ctx, windows = self._decode_attention(decode_n)
             total += decode_ctx * per_ctx
@@ -149,7 +158,8 @@ class Roofline(StepCosts):
         line = self._lines.get(n)
         if line is None:
             per_ctx, windows = self._decode_attention(n)
-            line = DecodeLine(n, self._rows_fs(n) + self._head_fs(n), per_ctx, 0)
+            fixed = self._rows_fs(n) + self._head_fs(n) + n * self._states_fs
+            line = DecodeLine(n, fixed, per_ctx, 0)
             for window, slope in windows:
                 line = WindowLine.over(line, window, slope)
             self._lines[n] = line
@@ -267,29 +277,37 @@ class Roofline(StepCosts):
         """Femtoseconds of decode attention for one context token: of full layers, and of each window's."""
         a, e, tp = self.model.attention, self.efficiencies, self.tensor_parallel_size
         mla = a.mla
-        wide = 2 * mla.kv_lora_rank + mla.rope_dim if mla else a.head_dim + a.v_head_dim
-        flops = 2.0 * wide * (a.heads // tp)
+        wide = 2 * mla.kv_lora_rank + mla.rope_dim if mla else 0
         full, windows = 0.0, []
+        bandwidth = self._bandwidth * e.kv_stream
         for group in self._groups:
-            stream = group.elements_per_token * self._kv_bytes / (self._bandwidth * e.kv_stream)
-            cost = group.layers * max(stream, flops / self._attention_flops_s) * _FS
+            stream = group.elements_per_token * self._kv_bytes / bandwidth
+            flops = 2.0 * wide * (a.heads // tp) if mla else group.pair_flops / tp
+            layer = max(stream, flops / self._attention_flops_s) * _FS
             if group.window:
-                windows.append((group.window, cost))
-            else:
-                full = cost
+                windows.append((group.window, group.layers * layer))
+                continue
+            full += (group.layers - group.sparse_layers) * layer + group.index_bytes / bandwidth * _FS
+            if group.chosen:
+                windows.append((group.chosen, group.sparse_layers * layer))
         return full, tuple(windows)
 
     def _chunk_fs(self, chunk: tuple[int, int]) -> int:
         """Attention of one prompt chunk `(tokens, context)`: its arithmetic, or reading its context."""
         tokens, context = chunk
-        pairs = 0
-        elements = 0
-        for window, layers, elements_per_token, _ in self._groups:
-            pairs += layers * attended_pairs(tokens, context, window)
-            visible = min(context, window) if window else context
-            elements += layers * elements_per_token * visible
-        flops = self._pair_flops * pairs / self.tensor_parallel_size
-        read = elements * self._kv_bytes / (self._bandwidth * self.efficiencies.kv_stream)
+        flops = 0
+        size = 0.0
+        for group in self._groups:
+            for layers, window in (
+                (group.layers - group.sparse_layers, group.window),
+                (group.sparse_layers, group.chosen),
+            ):
+                flops += layers * group.pair_flops * attended_pairs(tokens, context, window)
+                visible = min(context, window) if window else context
+                size += layers * group.elements_per_token * self._kv_bytes * visible
+            size += group.index_bytes * context
+        flops //= self.tensor_parallel_size
+        read = size / (self._bandwidth * self.efficiencies.kv_stream)
         cost = round(max(flops / self._attention_flops_s, read) * _FS)
         if len(self._chunks) < 1 << 16:
             self._chunks[chunk] = cost

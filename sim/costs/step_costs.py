@@ -59,6 +59,10 @@ class DecodeLine(NamedTuple):
         """Every time `factor` as long."""
         return DecodeLine(self.n, *(round(value * factor) for value in self[1:]))
 
+    def longer(self, femtoseconds: int) -> DecodeLine:
+        """Every step longer by the same time, but never of negative length at no context."""
+        return self._replace(base=max(self.base + femtoseconds, 0))
+
     def steps_begun(self, ctx: int, mx: int, within_ns: int, most: int, extra_ns: int = 0) -> int:
         """How many of `most` steps begin before `within_ns` has passed; at least one.
 

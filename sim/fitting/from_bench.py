@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.choose import measured
+from pagecast.sim.costs.calibration.draw import UNFITTED_SD
+from pagecast.sim.costs.calibration.scaled import CorrectedCosts
 from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.costs.measured.costs import MeasuredCosts
+from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay.simulation import replay
 from pagecast.sim.runs.bench_results import BenchResults
 from pagecast.sim.scenario import Scenario
@@ -46,24 +50,35 @@ class _Target:
 
 
 def fit_corrections(
-    results: Sequence[BenchResults], scenario: Scenario, name: str, progress: Progress | None = None
+    results: Sequence[BenchResults],
+    scenario: Scenario,
+    name: str,
+    progress: Progress | None = None,
+    *,
+    base: StepCosts | None = None,
+    around: Corrections | None = None,
 ) -> Corrections:
     """Corrections that make replays of `results` in `scenario` take as long as they did.
 
-    `progress` is called after each replay with the number of replays done. Errors: BadInput for a scenario
-    without measured operations, or too few requests.
+    `progress` is called after each replay with the number of replays done. `base`: the costs to correct
+    (measured operations). `around`: corrections that are known to come near (none). Errors: BadInput for a
+    scenario without measured operations, or too few requests.
     """
-    base = measured(scenario.target())
+    base = measured(scenario.target()) if base is None else base
     targets = [_target(each) for each in results]
     counted = _Counter(progress)
 
     def misses(x: Floats) -> Floats:
-        costs = base.corrected(_corrections(x, name))
+        costs = corrected(base, _corrections(x, name))
         return np.concatenate([counted(each, scenario, costs) for each in targets])
 
-    x, prior_sd = np.zeros(3), prior_of(base)
+    middle = np.zeros(3)
+    if around is not None:
+        middle = np.array([1e3 * around.step_s, math.log(around.decode), math.log(around.prompt)])
+    x, prior_sd = middle.copy(), prior_of(base)
     prior = 1.0 / np.array(prior_sd)
-    start = here = misses(x)
+    start = misses(np.zeros(3))
+    here = start if around is None else misses(x)
     jacobian = np.zeros((len(here), 3))
     for _ in range(_ROUNDS):
         for at, step in enumerate(_STEP):
@@ -71,18 +86,33 @@ def fit_corrections(
             shifted_x[at] += step
             jacobian[:, at] = (misses(shifted_x) - here) / step
         matrix = np.vstack([jacobian, np.diag(prior)])
-        x = x - np.linalg.lstsq(matrix, np.concatenate([here, prior * x]), rcond=None)[0]
+        x = x - np.linalg.lstsq(matrix, np.concatenate([here, prior * (x - middle)]), rcond=None)[0]
         here = misses(x)
     precision = jacobian.T @ jacobian + np.diag(prior**2)
     covariance = np.asarray(np.linalg.inv(precision), np.float64)
     sources = _sources(targets, start, here)
-    return _corrections(x, name, covariance, scenario.target().identity, sources, prior_sd)
+    fitted = _corrections(x, name, covariance, scenario.target().identity, sources, prior_sd)
+    if isinstance(base, MeasuredCosts):
+        return fitted
+    return replace(fitted, base=base.corrected_name if isinstance(base, CorrectedCosts) else base.name)
 
 
-def prior_of(costs: MeasuredCosts) -> tuple[float, float, float]:
+def corrected(base: StepCosts, corrections: Corrections) -> StepCosts:
+    """Costs with corrections, in place of those that they may have."""
+    if isinstance(base, MeasuredCosts | CorrectedCosts):
+        return base.corrected(corrections)
+    return CorrectedCosts(base, corrections)
+
+
+def prior_of(costs: StepCosts) -> tuple[float, float, float]:
     """Standard deviations of step_s in ms, ln decode and ln prompt before any result."""
-    spread = costs.spread
-    factor = spread.sd * math.sqrt(spread.freedom / (spread.freedom - 2))  # of Student's t
+    if isinstance(costs, MeasuredCosts):
+        sd, freedom = costs.spread.sd, costs.spread.freedom
+    elif isinstance(costs, CalibratedCosts):
+        sd, freedom = costs.calibration.noise.total_sd, costs.calibration.noise.freedom
+    else:
+        sd, freedom = UNFITTED_SD, math.inf
+    factor = sd * (math.sqrt(freedom / (freedom - 2)) if 2 < freedom < math.inf else 1.0)  # Student's t
     return STEP_PRIOR_MS, factor, factor
 
 
@@ -92,10 +122,10 @@ class _Counter:
     def __init__(self, progress: Progress | None) -> None:
         self._progress, self._done = progress, 0
 
-    def __call__(self, target: _Target, scenario: Scenario, costs: MeasuredCosts) -> Floats:
+    def __call__(self, target: _Target, scenario: Scenario, costs: StepCosts) -> Floats:
         result = replay(target.results.trace, scenario, costs=costs, keep_steps=False)
         client = target.results.client
-        requests = (client.seen(result) if client else result).requests
+        requests = target.results.compared((client.seen(result) if client else result).requests)
         columns = [requests[f"{name}_s"].to_numpy(np.float64) for name in _MISFIT]
         for name, values in zip(_MISFIT, columns, strict=True):
             if not len(_known(values)):

@@ -81,6 +81,6 @@ class Builder:
             member.scheduler.memory.watch(events.feed(member.number, member.changed_ns))
         except BadInput as error:
             raise BadInput(
-                f"an index fed by events can't follow {scenario.model} under the profile "
-                f"{scenario.profile}: {error}; {remedy}"
+                f"an index fed by events can't follow {scenario.model} under the rules of "
+                f"{scenario.profile.label}: {error}; {remedy}"
             ) from None

@@ -33,7 +33,6 @@ from pagecast.sim.fleet.query import Prompts, Query
 from pagecast.sim.fleet.routers.router import Router
 from pagecast.sim.fleet.settings import Disaggregation
 from pagecast.sim.fleet.view import View
-from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.metrics import Floats, prefix_lookup_s, statistics
 from pagecast.sim.replica.arrivals import NS
@@ -296,7 +295,7 @@ class DisaggregatedFleet(Fleet):
     def _start_transfer(self, handoff: Handoff[Member], tokens: int, now: int) -> None:
         scenario = handoff.decode.scenario
         parallel = scenario.tensor_parallel_size
-        each = find_model(scenario.model).kv_bytes_of_sequence(tokens, scenario.kv_cache_dtype, parallel)
+        each = scenario.facts().kv_bytes_of_sequence(tokens, scenario.kv_cache_dtype, parallel)
         handoff.moved_bytes = round(each * parallel)
         asked_ns = max(now, handoff.decode.replica.device_free_ns) if self.settings.after_step else now
         source, target = handoff.prefill.number, handoff.decode.number

@@ -26,7 +26,6 @@ from pagecast.sim.fleet.settings import (
 )
 from pagecast.sim.fleet.view import View
 from pagecast.sim.machine.loaded_weights import loaded_weight_bytes
-from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.replica.arrivals import NS
 from pagecast.sim.scenario import Scenario
 
@@ -37,7 +36,7 @@ _TTFT_CHUNK = 2048  # prompt tokens whose time stands for the pace of prefill
 
 def startup_ns(startup: Startup, scenario: Scenario) -> int:
     """From the start of a replica until it takes requests: weights to each GPU at once, then the engine."""
-    weights = loaded_weight_bytes(find_model(scenario.model), scenario.tensor_parallel_size)
+    weights = loaded_weight_bytes(scenario.facts(), scenario.tensor_parallel_size)
     rate = startup.peer_bytes_per_s if startup.source == "peer" else startup.disk_bytes_per_s
     shards = 1 if startup.source == "peer" else scenario.tensor_parallel_size  # one disk feeds all shards
     return round((weights * shards / rate + startup.engine_s) * NS)

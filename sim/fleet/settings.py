@@ -7,11 +7,11 @@ from typing import Any, Literal, Self
 
 from pagecast.sim.core.errors import BadInput, check_given_once
 from pagecast.sim.documents import field_problem
-from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.scenario import Scenario
 from pagecast.sim.yaml_documents import read_mapping, yaml_text
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+MOST_REPLICAS = 10_000  # of a group: each has blocks and queues of its own
 # Fields by which a trace's requests are made, whichever replica serves them.
 _OF_REQUESTS = ("isolation", "isolation_price", "public_namespaces", "retention", "rollout_at_s")
 
@@ -40,7 +40,7 @@ def _check_handover(members: list[tuple[str, Scenario]]) -> None:
         if scenario == first:
             continue
         pairs = {
-            "model": (find_model(first.model).name, find_model(scenario.model).name),
+            "model": (first.facts().name, scenario.facts().name),
             "kv_cache_dtype": (first.kv_cache_dtype, scenario.kv_cache_dtype),
         }
         if set(first.layout().windows) != set(scenario.layout().windows):
@@ -57,7 +57,7 @@ def _check_handover(members: list[tuple[str, Scenario]]) -> None:
 class RouterSettings(BaseModel):
     """A router, and how much of the fleet it sees. What is left out is the router's own default."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     policy: str = Field("round-robin", description="router")
     metrics_period_s: float | None = Field(
@@ -79,9 +79,9 @@ class RouterSettings(BaseModel):
 class ReplicaGroup(BaseModel):
     """Equal replicas. `scenario` has fields that differ from the fleet's."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    replicas: int = Field(1, ge=0, description="how many")
+    replicas: int = Field(1, ge=0, le=MOST_REPLICAS, description="how many")
     role: Literal["both", "prefill", "decode"] = Field("both", description="what the replicas do")
     name: str = Field("", description="name of the group; its replicas are NAME-0, NAME-1, ...")
     scenario: dict[str, Any] = Field(default_factory=dict, description="fields of the scenario that differ")
@@ -90,7 +90,7 @@ class ReplicaGroup(BaseModel):
 class Incident(BaseModel):
     """Something that happens to one replica."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     at_s: float = Field(ge=0, description="seconds from the trace's start")
     replica: str = Field(description="its name")
@@ -103,7 +103,7 @@ class Incident(BaseModel):
 class Startup(BaseModel):
     """How long a new replica takes: its weights are read, then the engine starts."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     source: Literal["disk", "peer"] = Field("disk", description="where the weights come from")
     disk_bytes_per_s: float = Field(2e9, gt=0, description="rate of a disk, for all GPUs of a replica")
@@ -114,7 +114,7 @@ class Startup(BaseModel):
 class Retries(BaseModel):
     """Retries of the requests of a lost replica."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     most: int = Field(2, ge=0, description="times that a request is sent again; then it is rejected")
     after_s: float = Field(1.0, ge=0, description="seconds until the loss is noticed")
@@ -123,7 +123,7 @@ class Retries(BaseModel):
 class Scaling(BaseModel):
     """Autoscaling by a metric's mean over the ready replicas, as Kubernetes' horizontal autoscaler does."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     metric: Literal["queue", "kv", "ttft"] = Field("queue", description="what is measured")
     target: float = Field(gt=0, description="waiting requests, share of KV blocks, or seconds of TTFT")
@@ -145,7 +145,7 @@ class Scaling(BaseModel):
 class Rollout(BaseModel):
     """A new revision in place of every replica, `surge` at a time: started, then the old one is drained."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     at_s: float = Field(ge=0, description="seconds from the trace's start")
     scenario: dict[str, Any] = Field(default_factory=dict, description="fields of the scenario that change")
@@ -159,7 +159,7 @@ def _default(kind: type[BaseModel]) -> Any:
 class Disaggregation(BaseModel):
     """Prefill and decode on replicas of their own: groups with the roles `prefill` and `decode`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     decode_router: str = Field("least-loaded", description="router of the decode replicas")
     remote_tokens: int = Field(
@@ -181,7 +181,7 @@ class Disaggregation(BaseModel):
 class FleetSettings(BaseModel):
     """Everything besides trace and scenario that a fleet's replay depends on."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     groups: tuple[ReplicaGroup, ...] = Field(
         default_factory=lambda: (ReplicaGroup.model_validate({}),), description="the replicas", strict=False

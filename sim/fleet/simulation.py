@@ -27,7 +27,8 @@ from pagecast.sim.fleet.view import View
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.comparisons import add_comparisons
 from pagecast.sim.replay.folder import replacing, save
-from pagecast.sim.replay.metrics import prefix_lookup_s, request_table
+from pagecast.sim.replay.held_clients import clients_of
+from pagecast.sim.replay.metrics import measured, prefix_lookup_s, request_table
 from pagecast.sim.replay.notes import notes
 from pagecast.sim.replay.recorder import request_frame
 from pagecast.sim.replay.replicates import ChangeCosts
@@ -59,7 +60,7 @@ def replay_fleet(
     *,
     costs: StepCosts | None = None,
     change: ChangeCosts | None = None,
-    arrivals: Callable[[Trace], Arrivals] = Arrivals,
+    arrivals: Callable[[Trace], Arrivals] = clients_of,
     keep_steps: bool = True,
     out: str | Path | None = None,
     fast_forward: bool = True,
@@ -218,7 +219,7 @@ class _FleetRun:
         """The requests that each replica ended, by its number; `kinds`: those of each kind."""
         members = self.fleet.members
         if isinstance(self.fleet, DisaggregatedFleet):
-            return {member.number: member.requests() for member in members}
+            return {member.number: measured(member.requests(), self.trace) for member in members}
         parts: dict[str, pd.DataFrame] = {}
         for table in kinds:
             parts |= by_replica(table)
@@ -291,7 +292,7 @@ class _FleetRun:
             self.fleet.take_lookups(joined, names[order], lookup_s)
         table = request_table(joined, lookup_s, reasons)
         table["replica"] = names[order]
-        return table
+        return measured(table, self.trace)
 
     def steps(self) -> pd.DataFrame:
         """The steps of all replicas, one replica after the other."""

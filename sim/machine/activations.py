@@ -102,7 +102,7 @@ def graph_bytes(model: ModelFacts, gpu: Gpu, max_num_seqs: int, tensor_parallel_
     tp, a = tensor_parallel_size, model.attention
     layer = max(_attention_stage(model, tp), _mlp_stage(model, tp))
     pool = sizes[-1] * layer
-    if gpu.name.startswith(("H100", "H200", "H20")):
+    if gpu.hopper:
         splits = _SPLITS * decode[-1] * (a.heads // tp) * (a.v_head_dim + 1) * 4
         pool = max(pool, decode[-1] * layer + splits)
     pieces = len(sizes) * (_GRAPH_SET_BYTES + (model.layers + 1) * _GRAPH_PIECE_BYTES)

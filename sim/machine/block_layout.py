@@ -7,12 +7,15 @@ equally many layers of one kind, the last one padded, so that any block can serv
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.group_spec import GroupSpec, KvKind
+from pagecast.sim.core.group_spec import GroupSpec, KvKind, unit_tokens
 from pagecast.sim.machine.model_facts import KvGroup, ModelFacts
+from pagecast.sim.machine.packed_groups import Pages, packed_groups
 
 _SMALLEST_STEP = 16  # tokens: attention kernels take blocks of a multiple of this
+_LATENT_STEP = 128  # tokens: the same beside recurrent layers for kernels of latent attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +66,24 @@ def block_layout(kv_groups: tuple[KvGroup, ...], block_size: int, element_bytes:
     They have that of the most numerous kind where it is less than 1.5 times the least. Layers with less KV
     per token get blocks of more tokens, or padded ones where that does not come out even.
     """
-    counts = [group.layers for group in kv_groups]
-    layers = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
+    layers = _layers_of_group([group.layers for group in kv_groups])
     widest = max(group.elements_per_token for group in kv_groups)
     specs = []
     for group in kv_groups:
         times, rest = divmod(widest, group.elements_per_token)
-        spec = GroupSpec(group.kind, block_size if rest else block_size * times, group.window)
+        spec = GroupSpec(group.kind, block_size if rest else block_size * int(times), group.window)
         specs += [spec] * -(-group.layers // layers)
-    return BlockLayout(tuple(specs), layers, block_size, layers * block_size * widest * element_bytes)
+    token = layers * widest * element_bytes + sum(group.index_bytes for group in kv_groups)
+    return BlockLayout(tuple(specs), layers, block_size, round(block_size * token))
+
+
+def _layers_of_group(counts: list[int]) -> int:
+    return max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
+
+
+def _packed(pages: tuple[Pages, ...], block_size: int) -> BlockLayout:
+    specs, block_bytes = packed_groups(pages)
+    return BlockLayout(specs, max(each.layers for each in pages), block_size, block_bytes)
 
 
 def _with_states(
@@ -86,15 +98,31 @@ def _with_states(
     assert recurrent is not None
     if len(groups) > 1:
         raise BadInput(f"{model.name} has recurrent layers beside several kinds of attention: not simulated")
-    token = groups[0].elements_per_token * model.kv_element_bytes(kv_cache_dtype)
-    step = max(block_size, _SMALLEST_STEP)
-    size = step * -(-recurrent.state_elements(tp) * model.dtype_bytes // (step * token))
-    counts = [recurrent.layers, groups[0].layers]
-    layers = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
-    states = [GroupSpec(KvKind.STATE, size)] * -(-recurrent.layers // layers)
-    attention = [GroupSpec(groups[0].kind, size)] * -(-groups[0].layers // layers)
-    specs = (*states, *attention) if recurrent.leads else (*attention, *states)
-    return BlockLayout(specs, layers, size, layers * size * token)
+    full = groups[0]
+    token = full.elements_per_token * model.kv_element_bytes(kv_cache_dtype)
+    step = max(block_size, _LATENT_STEP if full.kind is KvKind.LATENT else _SMALLEST_STEP)
+    state = recurrent.bytes_of_state(tp, model.dtype_bytes)
+    size = step * ceil(state / (step * token))
+    attention = Pages(GroupSpec(full.kind, size), full.layers, round(size * token))
+    states = Pages(GroupSpec(KvKind.STATE, size), recurrent.layers, attention.page_bytes)
+    if full.index_bytes:
+        return _beside_index_keys(model, states, attention, full)
+    layers = _layers_of_group([recurrent.layers, full.layers])
+    parts = (states, attention) if recurrent.leads else (attention, states)
+    specs = tuple(part.spec for part in parts for _ in range(-(-part.layers // layers)))
+    return BlockLayout(specs, layers, size, layers * attention.page_bytes)
+
+
+def _beside_index_keys(model: ModelFacts, states: Pages, attention: Pages, full: KvGroup) -> BlockLayout:
+    """States and latents beside keys of an indexer, and the keys that it is pooling."""
+    indexer = model.attention.indexer
+    assert indexer is not None
+    size = attention.spec.block_size
+    parts = [states, attention, Pages(attention.spec, indexer.layers, round(size * indexer.token_bytes))]
+    if indexer.pool > 1:
+        ring = GroupSpec(KvKind.STATE, indexer.pool)
+        parts.append(Pages(ring, indexer.layers, indexer.pool * indexer.pooled_token_bytes, ring=True))
+    return _packed(tuple(parts), size)
 
 
 def model_layout(
@@ -110,11 +138,18 @@ def model_layout(
     `disable_hybrid_kv_cache_manager`: every layer keeps every token, in one group. Errors: BadInput for an
     unknown dtype.
     """
+    compressed = model.attention.compressed
+    if compressed:
+        pages = tuple(
+            Pages(GroupSpec(c.kind, c.block_size, c.window), c.layers, c.page_bytes)
+            for c in compressed.caches
+        )
+        return _packed(pages, unit_tokens(tuple(page.spec for page in pages)))
     groups = model.kv_groups(tensor_parallel_size, kv_cache_dtype)
     if model.recurrent is not None:
         return _with_states(model, groups, block_size, tensor_parallel_size, kv_cache_dtype)
     if disable_hybrid_kv_cache_manager and len(groups) > 1:
         layers = sum(group.layers for group in groups)
-        widest = max(group.elements_per_token for group in groups)
-        groups = (KvGroup(0, layers, widest),)
+        elements = sum(group.layers * group.elements_per_token for group in groups) / layers
+        groups = (KvGroup(0, layers, elements, index_bytes=sum(group.index_bytes for group in groups)),)
     return block_layout(groups, block_size, model.kv_element_bytes(kv_cache_dtype))

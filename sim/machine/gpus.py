@@ -49,6 +49,16 @@ class Gpu:
         rates = self.flops
         return rates.get(dtype) or rates.get("bf16") or rates["fp16"]
 
+    @property
+    def hopper(self) -> bool:
+        """Whether it is of NVIDIA's Hopper generation."""
+        return self.name.startswith(("H100", "H200", "H20", "H800", "GH200"))
+
+    @property
+    def data_center_blackwell(self) -> bool:
+        """Whether it is a Blackwell of compute capability 10."""
+        return self.name in ("B200", "GB200", "B300", "GB300")
+
     def matmul_flops(self, dtype: str) -> float:
         """FLOP/s that the best large matrix product reaches in `dtype`."""
         return self.peak_flops(dtype) * self.matmul_share
@@ -66,6 +76,8 @@ _MATMUL_SHARE = {
     "GB200": 0.776,
     "MI300X": 0.601,
     "MI325X": 0.604,
+    "MI350X": 0.601,  # the MI300X's, for want of a figure
+    "MI355X": 0.601,
 }
 
 
@@ -106,10 +118,11 @@ _GEN4 = ("PCIe", 32.0)
 _GEN5 = ("PCIe", 64.0)
 _RESERVED = "less the 616 MiB that the driver keeps on an H200"
 _OOM = "usable memory as torch's out-of-memory messages state it"
+_UNSEEN = "its usable memory is reckoned, not seen"
 
 # name, aliases, memory (usable GiB, GB/s), dense TFLOP/s (bf16, fp16, fp8), SMs, link to peers and link to
-# the host (GB/s one way), source. GB200 and GB300 reach their host over NVLink-C2C at 450 GB/s, and B300 has
-# PCIe 6: they count as PCIe 5 until copies there are measured.
+# the host (GB/s one way), source. GB200, GB300, GH200, GB10 and Rubin reach their host over NVLink-C2C, and
+# B300 has PCIe 6: they count as PCIe 5 until copies there are measured.
 GPUS: tuple[Gpu, ...] = (
     _gpu(
         "B200",
@@ -152,6 +165,28 @@ GPUS: tuple[Gpu, ...] = (
         f"AIConfigurator's gb300.yaml (284,208 MiB by nvidia-smi), {_RESERVED}",
     ),
     _gpu(
+        "Rubin",
+        "VR200, R200, Vera Rubin, Vera Rubin NVL72, VR200 NVL72, Rubin 288GB",
+        (267.99, 22_000),
+        (4000, 4000, 17_500),
+        224,
+        ("NVLink", 1800.0),
+        _GEN5,
+        "NVIDIA's preliminary specifications of Vera Rubin NVL72 (288 GB of HBM4 at 22 TB/s, NVLink 6), a "
+        f"72nd of the rack; {_UNSEEN}: the B300's, which has 288 GB too",
+    ),
+    _gpu(
+        "GB10",
+        "DGX Spark, NVIDIA GB10, GB10 Grace Blackwell, GB10 128GB",
+        (121.69, 273),
+        (125, 125, 250),
+        48,
+        _GEN5,
+        _GEN5,
+        "NVIDIA DGX Spark datasheet: 1 PFLOP/s of FP4 with sparsity, of which FP8 has a quarter and BF16 an "
+        "eighth; memory shared with the CPU, 121.69 GiB as vLLM's messages state it",
+    ),
+    _gpu(
         "RTX PRO 6000",
         "RTX PRO 6000 Blackwell Server Edition, RTX PRO 6000 server, RTX PRO 6000 96GB",
         (94.99, 1792),
@@ -160,6 +195,28 @@ GPUS: tuple[Gpu, ...] = (
         _GEN5,
         _GEN5,
         f"AIConfigurator's rtx_pro_6000_server.yaml (97,887 MiB by nvidia-smi), {_RESERVED}",
+    ),
+    _gpu(
+        "RTX PRO 5000",
+        "RTX PRO 5000 Blackwell, RTX PRO 5000 48GB",
+        (47.19, 1344),
+        (258, 258, 516),
+        110,
+        _GEN5,
+        _GEN5,
+        "NVIDIA RTX PRO 5000 Blackwell datasheet: 2,064 AI TOPS (FP4 with sparsity), of which BF16 has an "
+        f"eighth and FP8 a quarter; {_UNSEEN}: half of what nvidia-smi says of an RTX PRO 6000, {_RESERVED}",
+    ),
+    _gpu(
+        "H200 NVL",
+        "H200 NVL 141GB",
+        (139.80059, 4800),
+        (835.5, 835.5, 1670.5),
+        132,
+        _NV4,
+        _GEN5,
+        "NVIDIA H200 datasheet (NVL, bridges of two or four), half of its rates with sparsity; "
+        f"{_UNSEEN}: the H200's",
     ),
     _gpu(
         "H200",
@@ -181,6 +238,47 @@ GPUS: tuple[Gpu, ...] = (
         _NV4,
         _GEN5,
         f"NVIDIA H100 datasheet; {_OOM} (79.10 to 79.22 GiB by driver)",
+    ),
+    _gpu(
+        "H100 NVL",
+        "H100 NVL 94GB, H100 94GB",
+        (92.98, 3938),
+        (835.5, 835.5, 1671),
+        132,
+        ("NVLink", 300.0),
+        _GEN5,
+        "NVIDIA H100 NVL product brief, half of its rates with sparsity; 95,830 MiB by nvidia-smi, "
+        f"{_RESERVED}",
+    ),
+    _gpu(
+        "H800",
+        "H800 SXM, H800 80GB, H800 SXM5",
+        (79.18, 3352),
+        (989.4, 989.4, 1978.9),
+        132,
+        ("NVLink", 200.0),
+        _GEN5,
+        f"NVIDIA H800 datasheet: an H100 SXM with NVLink of 400 GB/s both ways; {_UNSEEN}: the H100's",
+    ),
+    _gpu(
+        "GH200",
+        "GH200 96GB, GH200 480GB, GH200 Grace Hopper, GH200 HBM3",
+        (94.98, 4000),
+        (989.4, 989.4, 1978.9),
+        132,
+        _NV4,
+        _GEN5,
+        f"NVIDIA GH200 datasheet (96 GB of HBM3); 97,871 MiB by nvidia-smi, {_RESERVED}",
+    ),
+    _gpu(
+        "GH200 144GB",
+        "GH200 HBM3e, GH200 144G HBM3e",
+        (139.80, 4900),
+        (989.4, 989.4, 1978.9),
+        132,
+        _NV4,
+        _GEN5,
+        f"NVIDIA GH200 datasheet (144 GB of HBM3e); {_UNSEEN}: the H200's, which has the same stacks",
     ),
     _gpu(
         "H100 PCIe",
@@ -241,6 +339,26 @@ GPUS: tuple[Gpu, ...] = (
         _GEN4,
         _GEN4,
         f"NVIDIA L40S datasheet; {_OOM} (44.34 to 44.52 GiB by driver; ECC on)",
+    ),
+    _gpu(
+        "L40",
+        "L40 48GB",
+        (44.39, 864),
+        (181.05, 181.05, 362),
+        142,
+        _GEN4,
+        _GEN4,
+        f"NVIDIA L40 datasheet; {_UNSEEN}: the L40S's, which has the same memory (ECC on)",
+    ),
+    _gpu(
+        "RTX 6000 Ada",
+        "RTX 6000 Ada Generation, RTX 6000 Ada 48GB",
+        (44.43, 960),
+        (364.25, 364.25, 728.5),
+        142,
+        _GEN4,
+        _GEN4,
+        f"NVIDIA RTX 6000 Ada datasheet; {_OOM} (44.43 GiB; ECC on)",
     ),
     _gpu(
         "L4",
@@ -341,6 +459,26 @@ GPUS: tuple[Gpu, ...] = (
         ("Infinity Fabric", 448.0),
         _GEN5,
         "AMD Instinct MI325X datasheet; 256 GiB less the 0.31 GiB that the MI300X's driver keeps",
+    ),
+    _gpu(
+        "MI350X",
+        "AMD MI350X, Instinct MI350X, MI350X 288GB",
+        (287.69, 8000),
+        (2309.6, 2309.6, 4613.7),
+        256,
+        ("Infinity Fabric", 537.6),
+        _GEN5,
+        "AMD Instinct MI350X datasheet; 288 GiB less the 0.31 GiB that the MI300X's driver keeps",
+    ),
+    _gpu(
+        "MI355X",
+        "AMD MI355X, Instinct MI355X, MI355X 288GB",
+        (287.69, 8000),
+        (2516.6, 2516.6, 5033.2),
+        256,
+        ("Infinity Fabric", 537.6),
+        _GEN5,
+        "AMD Instinct MI355X datasheet; 288 GiB less the 0.31 GiB that the MI300X's driver keeps",
     ),
 )
 

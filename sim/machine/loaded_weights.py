@@ -7,7 +7,8 @@ both, the sizes equal those in vLLM's logs ("Model loading took ... GiB") to the
 
 from __future__ import annotations
 
-from pagecast.sim.machine.model_facts import Linear, ModelFacts
+from pagecast.sim.machine.matrix import Linear
+from pagecast.sim.machine.model_facts import ModelFacts
 
 MIB = 1 << 20
 
@@ -43,7 +44,9 @@ def loaded_weight_bytes(
     rows = -(-model.vocab // 64) * 64 // tp
     vocabulary = allocated_bytes(rows * model.hidden * model.dtype_bytes) * (1 if model.tied else 2)
     plain = (model.small_params() + model.learned_positions * model.hidden) * model.dtype_bytes
-    return matrices + vocabulary + plain + _rotary_bytes(model, max_model_len)
+    towers = -(-model.tower_params // tp) * model.dtype_bytes
+    rest = towers + model.uncounted_bytes // tp
+    return matrices + vocabulary + plain + rest + _rotary_bytes(model, max_model_len)
 
 
 def _matrix_bytes(model: ModelFacts, linear: Linear) -> int:
@@ -64,6 +67,8 @@ def _rotary_bytes(model: ModelFacts, max_model_len: int | None) -> int:
         return 0
     a = model.attention
     width = a.mla.rope_dim if a.mla else a.head_dim
+    if not width:
+        return 0
     return allocated_bytes(max(model.max_position, max_model_len or 0) * width * model.dtype_bytes)
 
 

@@ -8,7 +8,8 @@ fraction, and what it leaves to the margin.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from bisect import bisect_right
+from dataclasses import dataclass, fields, replace
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -44,6 +45,8 @@ _TABLE_ENTRY_BYTES = 4  # one block in a request's block table on the GPU
 _LEAST_BLOCKS = 2  # a usable one and the null block
 # Where a cache has no room but would have with these, they are named as what takes it.
 _USUAL_BLOCK_SIZE, _USUAL_BATCHED_TOKENS = 16, 8192
+_BEFORE_LOADING = ("CUDA context", "NCCL")  # items that are there before an engine loads weights
+_STATIC = ("weights", "libraries")  # items that SGLang's fraction is for, beside KV
 _MARGIN = "margin"  # the item that is left
 
 
@@ -114,6 +117,27 @@ class HbmBudget:
             return None
         return Note("out_of_memory", gpu=self.gpu, limit=self.limit, missing_gib=-margin_bytes / GIB)
 
+    def shortage(self, longest: int, held_tokens: int) -> str:
+        """Why the KV cache holds no sequence of `longest` tokens, as vLLM says it; empty where it does.
+
+        `held_tokens`: those of steps, which layers with a window hold beside it.
+        """
+        blocks = self.num_gpu_blocks + 1  # vLLM counts its null block
+
+        def needed(tokens: int) -> int:
+            return _blocks_of_longest(self.layout, held_tokens, tokens)
+
+        if needed(longest) <= blocks:
+            return ""
+        fits = bisect_right(range(longest), blocks, key=needed) - 1
+        gib = needed(longest) * self.layout.block_bytes / GIB
+        return (
+            f"to serve at least one request with the model's max seq len ({longest}), {gib:.2f} GiB KV cache "
+            f"is needed, which is larger than the available KV cache memory ({self.kv_bytes / GIB:.2f} GiB, "
+            f"give or take {self.uncertain_blocks * self.layout.block_bytes / GIB:.2f} on a real start); the "
+            f"estimated maximum model length is {fits}: lower max_model_len, or raise gpu_memory_utilization"
+        )
+
     def sequences(self, tokens: int) -> int:
         """How many sequences of `tokens` each the KV cache holds at once."""
         return self.num_gpu_blocks // self.layout.blocks_of(tokens)
@@ -124,7 +148,9 @@ class BudgetOptions:
     """The engine's options that its memory depends on.
 
     `moe_data_parallel_size`: ranks of `tensor_parallel_size` GPUs that share experts. Of the three limits the
-    lesser wins; with none given, `gpu_memory_utilization` is 0.9. `sequence_tokens`: the length of the
+    lesser wins; with none given, `gpu_memory_utilization` is 0.9. `static_fraction`: that is a fraction of
+    what is free before loading, for weights and KV alone (SGLang's `mem_fraction_static`). `held_batches`:
+    layers with a window hold the tokens of so many steps beside it. `sequence_tokens`: the length of the
     sequences that bytes per token are told for.
     """
 
@@ -136,12 +162,19 @@ class BudgetOptions:
     block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
+    held_batches: int = 1
     max_model_len: int | None = None
     kv_cache_dtype: str = "auto"
     disable_hybrid_kv_cache_manager: bool = False
+    static_fraction: bool = False
     enforce_eager: bool = False
     model_runner: str = "auto"
     sequence_tokens: int = 2048
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of steps that layers with a window hold beside it."""
+        return self.held_batches * self.max_num_batched_tokens
 
     @classmethod
     def of(cls, source: object, **more: Any) -> BudgetOptions:
@@ -177,6 +210,7 @@ _SIZES = (
     "block_size",
     "max_num_seqs",
     "max_num_batched_tokens",
+    "held_batches",
     "max_model_len",
     "sequence_tokens",
 )
@@ -199,7 +233,7 @@ def hbm_budget(model: ModelFacts, gpu: Gpu, options: BudgetOptions | None = None
     kv_bytes, usable = blocks * layout.block_bytes, blocks - 1
     rest = gpu.hbm_bytes - kv_bytes - sum(item.bytes for item in fixed)
     detail = f"{usable} blocks of {layout.block_size} tokens and the null block"
-    notes = list(model.notes)
+    notes = [*model.notes, *_latent_dtype_notes(model, gpu, options.kv_cache_dtype)]
     if layout.groups > 1:
         notes.append(f"layers keep different windows: {layout.groups} block tables per sequence")
     return HbmBudget(
@@ -216,12 +250,27 @@ def hbm_budget(model: ModelFacts, gpu: Gpu, options: BudgetOptions | None = None
         kv_bytes=kv_bytes,
         num_gpu_blocks=usable,
         layout=layout,
-        kv_tokens=_tokens(
-            usable, layout, options.max_num_batched_tokens, options.max_model_len or model.max_position
-        ),
+        kv_tokens=_tokens(usable, layout, options.held_tokens, options.max_model_len or model.max_position),
         bytes_per_token=_bytes_per_token(model, layout, blocks, options),
         notes=tuple(notes),
     )
+
+
+def _latent_dtype_notes(model: ModelFacts, gpu: Gpu, kv_cache_dtype: str) -> list[str]:
+    """What vLLM 0.33 makes of the KV dtype of sparse latent attention by itself, by the GPU."""
+    if model.attention.indexer is None or model.attention.mla is None:
+        return []
+    element_bytes = model.kv_element_bytes(kv_cache_dtype)
+    packed = "ds_mla" in kv_cache_dtype
+    if gpu.hopper and element_bytes == 1 and not packed:
+        return [
+            "on Hopper vLLM packs latents in fp8 with their scales (656 bytes, not 576): give kv_cache_dtype "
+            "fp8_ds_mla"
+        ]
+    fp8_here = model.model_type == "glm_moe_dsa" and gpu.data_center_blackwell
+    if fp8_here and kv_cache_dtype == "auto" and element_bytes == 2:
+        return ["on this GPU vLLM keeps this model's KV in fp8 unless told otherwise: give kv_cache_dtype"]
+    return []
 
 
 def _bytes_per_token(
@@ -247,18 +296,22 @@ def _bytes_per_token(
     )
 
 
-def _tokens(blocks: int, layout: BlockLayout, max_num_batched_tokens: int, max_model_len: int) -> int:
+def _tokens(blocks: int, layout: BlockLayout, held_tokens: int, max_model_len: int) -> int:
     """Tokens that fit: those of sequences of `max_model_len` where layers keep different windows.
 
-    Each of these counts, as in vLLM's log, the blocks that it holds at most: a window and a step's chunk.
+    Each of these counts, as in vLLM's log, the blocks that it holds at most: a window and the steps'.
     """
     if layout.plain:
         return blocks * layout.block_size
-    blocks_each = 0
-    for spec in layout.specs:
-        windowed = spec.most_blocks(max_num_batched_tokens, max_model_len)
-        blocks_each += windowed if spec.window else spec.blocks_of(max_model_len)
-    return blocks * max_model_len // blocks_each
+    return blocks * max_model_len // _blocks_of_longest(layout, held_tokens, max_model_len)
+
+
+def _blocks_of_longest(layout: BlockLayout, held_tokens: int, max_model_len: int) -> int:
+    """The blocks that a sequence of `max_model_len` tokens holds at most."""
+    return sum(
+        spec.most_blocks(held_tokens, max_model_len) if spec.window else spec.blocks_of(max_model_len)
+        for spec in layout.specs
+    )
 
 
 def _limits(
@@ -274,7 +327,9 @@ def _limits(
     if utilization is None and fraction is None and kv_tokens is None:
         utilization = DEFAULT_GPU_MEMORY_UTILIZATION
     if utilization is not None:
-        budget = ceil(gpu.hbm_bytes * utilization)
+        before = sum(item.bytes for item in fixed if item.name in _BEFORE_LOADING)
+        whole = gpu.hbm_bytes - before if options.static_fraction else gpu.hbm_bytes
+        budget = ceil(whole * utilization)
         limits[f"gpu_memory_utilization {utilization:g}"] = budget - counted
         del limits["free memory"]  # vLLM counts only what lies inside its fraction
     if fraction is not None:
@@ -310,6 +365,8 @@ def _fixed_items(model: ModelFacts, gpu: Gpu, options: BudgetOptions) -> tuple[I
         Item("communication", ALL_REDUCE_BYTES if tp * dp > 1 else 0, "all-reduce and NCCL buffers"),
         Item("NCCL", NCCL_BYTES if tp * dp > 1 else 0, "its channels", counted=False),
     ]
+    if options.static_fraction:
+        items = [replace(item, counted=item.name in _STATIC) for item in items]
     return tuple(item for item in items if item.bytes)
 
 

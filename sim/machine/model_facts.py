@@ -13,7 +13,12 @@ from typing import NamedTuple
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import KvKind
+from pagecast.sim.machine.compressed import CompressedCaches
+from pagecast.sim.machine.indexer import Indexer
+from pagecast.sim.machine.matrix import Linear, Matrix
 from pagecast.sim.machine.recurrent import RecurrentLayers
+
+__all__ = ["AttentionShape", "KvGroup", "Linear", "Mla", "ModelFacts", "Moe", "attended_pairs"]
 
 # Bits a stored weight takes, scales and zero points included (group of 128 for int4; blocks of 128 x 128
 # for fp8; OCP microscaling formats for mxfp4; 16-value blocks for nvfp4).
@@ -24,6 +29,7 @@ WEIGHT_BITS = {
     "fp8": 8.002,
     "int8": 8.002,
     "int4": 4.156,
+    "mxfp8": 8.25,
     "mxfp4": 4.25,
     "nvfp4": 4.5,
 }
@@ -43,10 +49,17 @@ _KV_BYTES = {
     "int8": 1,
     "fp8_per_token_head": 1,
     "int8_per_token_head": 1,
+    "nvfp4": 1,
+    "fp8_ds_mla": 1,
+    "nvfp4_ds_mla": 1,
 }
 # What a token's keys and values of one head have beside them in these dtypes: two scales of 4 bytes.
 _SCALED = ("fp8_per_token_head", "int8_per_token_head")
 _SCALE_BYTES = 8
+# A latent of 512 values with a rotary key of 64, packed: values of 8 or 4 bits, their scales, and the rotary
+# key in 16 bits. (vllm/v1/attention/backends/mla/flashmla_sparse.py, 0.33)
+_PACKED_LATENT_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
+_PACKED_LATENT = (512, 64)
 _VOCAB_STEP = 64  # engines pad the vocabulary to a multiple of this, and split it evenly
 
 
@@ -76,6 +89,10 @@ class AttentionShape:
     qk_norm: str = ""  # "head": over one head's width; "full": over all heads'
     sinks: bool = False
     mla: Mla | None = None
+    head_gated: bool = False  # one gate for each head's output
+    shared_kv: bool = False  # keys serve as values: there is no projection of values
+    indexer: Indexer | None = None  # it chooses the tokens that a query attends to
+    compressed: CompressedCaches | None = None  # caches of compressed tokens, in place of keys and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,25 +107,7 @@ class Moe:
     shared_gate: bool = False
     router_bias: bool = False
     expert_bias: bool = False
-
-
-class Linear(NamedTuple):
-    """One matrix product of `layers` layers as one GPU runs it: inputs x outputs, `experts` of them.
-
-    `active` experts run for a token (1 of 1 for an ordinary product).
-    """
-
-    name: str
-    inputs: int
-    outputs: int
-    layers: int
-    experts: int = 1
-    active: int = 1
-
-    @property
-    def params(self) -> int:
-        """Number of weights, over all experts and layers."""
-        return self.inputs * self.outputs * self.experts * self.layers
+    latent: int = 0  # width that experts work on, where it is not the hidden state's
 
 
 class KvGroup(NamedTuple):
@@ -119,13 +118,23 @@ class KvGroup(NamedTuple):
 
     window: int
     layers: int
-    elements_per_token: int  # of one layer, on one GPU
+    elements_per_token: float  # of one layer, on one GPU
     kind: KvKind = KvKind.FULL
+    index_bytes: float = 0.0  # of one token in all layers: the indexer's keys, whatever the KV dtype
+    pair_flops: int = 0  # of one (query, key) pair in one layer, all heads
+    chosen: int = 0  # tokens that a query attends to at most in `sparse_layers` of the layers
+    sparse_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A transformer's text decoder. Sizes in elements; `weight_dtype` is how its matrices are stored."""
+    """A transformer's text decoder, and the parameters of its towers. Sizes in elements.
+
+    `weight_dtype` is how most of its matrices are stored; `weight_bits` has the bits of a weight by the name
+    of the matrix, where a checkpoint's own description tells them. `kv_dtype`: the KV dtype that the
+    checkpoint asks for ("auto": none). `checkpoint_bytes`: the checkpoint's size where its index says it.
+    `untimed`: why steps can't be timed, if so.
+    """
 
     name: str
     model_type: str
@@ -143,9 +152,18 @@ class ModelFacts:
     learned_positions: int = 0
     moe: Moe | None = None
     recurrent: RecurrentLayers | None = None
+    more_attention: tuple[AttentionShape, ...] = ()  # layers with other heads than those of `attention`
+    dense_layers: int | None = None  # with an ordinary MLP; None: those without experts
+    more_matrices: tuple[Matrix, ...] = ()
+    more_small: int = 0
+    tower_params: int = 0
     dtype: str = "bf16"
     weight_dtype: str = "bf16"
-    quantized: str = "all"  # "all" matrices but embedding and head, or "experts" only
+    quantized: str = "all"  # "all" matrices but embedding and head, "experts" only, or "some" of them
+    weight_bits: tuple[tuple[str, float], ...] = ()
+    kv_dtype: str = "auto"
+    checkpoint_bytes: int | None = None
+    untimed: str = ""
     notes: tuple[str, ...] = ()
 
     # -- parameters ------------------------------------------------------------------------------
@@ -154,71 +172,84 @@ class ModelFacts:
         """The decoder layers' matrix products as one of `tensor_parallel_size` GPUs runs them."""
         tp = tensor_parallel_size
         self.check_tensor_parallel(tp)
-        return (*self._attention_linears(tp), *self._recurrent_linears(tp), *self._mlp_linears(tp))
+        recurrent = self.recurrent.matrices if self.recurrent else ()
+        return (
+            *(linear for shape in self.attentions for linear in self._attention_linears(shape, tp)),
+            *(matrix.on_one_of(tp) for matrix in (*recurrent, *self.more_matrices)),
+            *self._mlp_linears(tp),
+        )
 
-    def _recurrent_linears(self, tp: int) -> list[Linear]:
-        r, h = self.recurrent, self.hidden
-        if r is None:
-            return []
-        return [
-            Linear("recurrent_in", h, (2 * r.keys + 2 * r.values) // tp, r.layers),
-            Linear("recurrent_gates", h, 2 * r.value_heads // tp, r.layers),
-            Linear("recurrent_out", r.values // tp, h, r.layers),
-        ]
+    @property
+    def attentions(self) -> tuple[AttentionShape, ...]:
+        """The shapes of attention, each with the layers that have it."""
+        return (self.attention, *self.more_attention)
 
-    def _attention_linears(self, tp: int) -> list[Linear]:
-        a, h, n = self.attention, self.hidden, len(self.attention.windows)
+    def _attention_linears(self, a: AttentionShape, tp: int) -> list[Linear]:
+        h, n = self.hidden, len(a.windows)
+        if a.compressed:
+            return [matrix.on_one_of(tp) for matrix in a.compressed.matrices]
         heads = a.heads // tp
         o = Linear("o", heads * a.v_head_dim, h, n)
+        extra = [matrix.on_one_of(tp) for matrix in a.indexer.matrices] if a.indexer else []
+        if a.head_gated:
+            extra.append(Linear("head_gate", h, heads, n))
         if a.mla is None:
-            kv = self.local_kv_heads(tp) * (a.head_dim + a.v_head_dim)
-            return [Linear("qkv", h, heads * a.head_dim * (2 if a.gated else 1) + kv, n), o]
+            kv_heads = local_heads(a.kv_heads, tp)
+            kv = kv_heads * (a.head_dim + (0 if a.shared_kv else a.v_head_dim))
+            queries = heads * (a.head_dim + (a.v_head_dim if a.gated else 0))
+            return [Linear("qkv", h, queries + kv, n), o, *extra]
         m = a.mla
         q_width = heads * (m.nope_dim + m.rope_dim)
         kv_a = Linear("kv_a", h, m.kv_lora_rank + m.rope_dim, n)
         kv_b = Linear("kv_b", m.kv_lora_rank, heads * (m.nope_dim + a.v_head_dim), n)
+        if a.gated:
+            extra.append(Linear("gate", h, heads * a.v_head_dim, n))
         if m.q_lora_rank is None:
-            return [Linear("q", h, q_width, n), kv_a, kv_b, o]
-        return [Linear("q_a", h, m.q_lora_rank, n), Linear("q_b", m.q_lora_rank, q_width, n), kv_a, kv_b, o]
+            return [Linear("q", h, q_width, n), kv_a, kv_b, o, *extra]
+        q = [Linear("q_a", h, m.q_lora_rank, n), Linear("q_b", m.q_lora_rank, q_width, n)]
+        return [*q, kv_a, kv_b, o, *extra]
 
     def _mlp_linears(self, tp: int) -> list[Linear]:
         h, twice = self.hidden, 2 if self.gated else 1
         moe = self.moe
-        dense = self.layers - (moe.layers if moe else 0)
+        dense = self.dense_mlps
         layers: list[Linear] = []
         if dense:
             layers.append(Linear("up", h, twice * self.intermediate // tp, dense))
             layers.append(Linear("down", self.intermediate // tp, h, dense))
         if moe:
             layers.append(Linear("router", h, moe.experts, moe.layers))
-            width = -(-moe.intermediate // tp)
-            layers.append(Linear("expert_up", h, twice * width, moe.layers, moe.experts, moe.active))
-            layers.append(Linear("expert_down", width, h, moe.layers, moe.experts, moe.active))
+            width, inner = -(-moe.intermediate // tp), moe.latent or h
+            if moe.latent:
+                layers.append(Linear("latent_in", h, inner, moe.layers))
+                layers.append(Linear("latent_out", inner, h, moe.layers))
+            layers.append(Linear("expert_up", inner, twice * width, moe.layers, moe.experts, moe.active))
+            layers.append(Linear("expert_down", width, inner, moe.layers, moe.experts, moe.active))
             if moe.shared_intermediate:
                 shared = moe.shared_intermediate // tp
                 layers.append(Linear("shared_up", h, twice * shared, moe.layers))
                 layers.append(Linear("shared_down", shared, h, moe.layers))
         return layers
 
+    @property
+    def dense_mlps(self) -> int:
+        """Layers with an ordinary MLP."""
+        if self.dense_layers is not None:
+            return self.dense_layers
+        return self.layers - (self.moe.layers if self.moe else 0)
+
     def small_params(self) -> int:
         """Norms, biases, router corrections and sinks: what is in no matrix product."""
-        a, h, moe = self.attention, self.hidden, self.moe
+        h, moe = self.hidden, self.moe
         norm = h * (2 if self.norm_bias else 1)
-        layer = 0
-        q_width, kv_width = a.heads * a.head_dim, a.kv_heads * a.head_dim
-        if a.mla:
-            layer += a.mla.kv_lora_rank + (a.mla.q_lora_rank or 0)
-        elif a.qkv_bias:
-            layer += q_width + kv_width + a.kv_heads * a.v_head_dim
-        layer += h if a.o_bias else 0
-        layer += {"": 0, "head": 2 * a.head_dim, "full": q_width + kv_width}[a.qk_norm]
-        layer += a.heads if a.sinks else 0
-        total = layer * len(a.windows) + self.norms_per_layer * norm * self.layers + norm
+        total = sum(_small_of_attention(shape, h) * len(shape.windows) for shape in self.attentions)
+        total += sum(a.indexer.small * a.indexer.layers for a in self.attentions if a.indexer)
+        total += self.norms_per_layer * norm * self.layers + norm + self.more_small
         if self.recurrent:
-            total += self.recurrent.layers * self.recurrent.small_params()
+            total += self.recurrent.layers * self.recurrent.small
         twice = 2 if self.gated else 1
         if self.mlp_bias:
-            total += (self.layers - (moe.layers if moe else 0)) * (twice * self.intermediate + h)
+            total += self.dense_mlps * (twice * self.intermediate + h)
         if moe:
             total += moe.layers * (moe.experts if moe.router_bias else 0)
             total += moe.layers * (h if moe.shared_gate else 0)
@@ -238,9 +269,10 @@ class ModelFacts:
 
     @property
     def params(self) -> int:
-        """All parameters of the text decoder, exact."""
+        """All parameters: those of the text decoder are exact, those of towers are added."""
         matrices = sum(linear.params for linear in self.linears())
-        return self.embedding_params + self.head_params + matrices + self.small_params()
+        vocabulary = self.embedding_params + self.head_params
+        return vocabulary + matrices + self.small_params() + self.tower_params
 
     @property
     def active_params(self) -> int:
@@ -249,15 +281,28 @@ class ModelFacts:
         return self.params - idle
 
     def weight_bytes(self, tensor_parallel_size: int = 1) -> int:
-        """Bytes of the weights on one GPU. Vocabulary matrices are split too; norms are on every GPU."""
+        """Bytes of the weights on one GPU. Vocabulary matrices are split too; norms are on every GPU.
+
+        Where the checkpoint's size is known, so that one GPU alone has all of it.
+        """
+        return self._counted_bytes(tensor_parallel_size) + self.uncounted_bytes // tensor_parallel_size
+
+    @property
+    def uncounted_bytes(self) -> int:
+        """What the checkpoint has more than the matrices and vectors that are counted here, or less."""
+        return 0 if self.checkpoint_bytes is None else self.checkpoint_bytes - self._counted_bytes(1)
+
+    def _counted_bytes(self, tensor_parallel_size: int) -> int:
         tp = tensor_parallel_size
         bits = sum(self.linear_bits(ln) * ln.params for ln in self.linears(tp))
         vocab = -(-self.vocab // tp) * self.hidden
         plain = vocab * (1 if self.tied else 2) + self.learned_positions * self.hidden + self.small_params()
-        return int(bits / 8) + plain * self.dtype_bytes
+        return int(bits / 8) + (plain + -(-self.tower_params // tp)) * self.dtype_bytes
 
     def linear_bits(self, linear: Linear) -> float:
         """Bits a weight of `linear` is stored in."""
+        if self.weight_bits:
+            return dict(self.weight_bits).get(linear.name, 8.0 * self.dtype_bytes)
         whole = self.quantized == "all" or linear.name.startswith("expert_")
         if linear.name == "router" or not whole:
             return 8.0 * self.dtype_bytes
@@ -272,32 +317,34 @@ class ModelFacts:
 
     def local_kv_heads(self, tensor_parallel_size: int) -> int:
         """KV heads on one GPU: replicated where there are more GPUs than heads."""
-        return max(1, self.attention.kv_heads // tensor_parallel_size)
+        return local_heads(self.attention.kv_heads, tensor_parallel_size)
 
     def kv_groups(self, tensor_parallel_size: int = 1, kv_cache_dtype: str = "auto") -> tuple[KvGroup, ...]:
         """Layers by what they keep, in the order of their first layers. MLA keeps one latent on every GPU.
 
-        With scales for each token and head, these count as elements of one byte.
+        With scales beside the values, these count as elements of one byte.
         """
-        a = self.attention
-        if a.mla:
-            elements = a.mla.kv_lora_rank + a.mla.rope_dim
-        else:
-            scales = _SCALE_BYTES if kv_cache_dtype.lower() in _SCALED else 0
-            elements = self.local_kv_heads(tensor_parallel_size) * (a.head_dim + a.v_head_dim + scales)
-        counts = Counter(a.windows)
-        return tuple(KvGroup(window, n, elements, self._kv_kind(window)) for window, n in counts.items())
-
-    def _kv_kind(self, window: int) -> KvKind:
-        if window:
-            return KvKind.CHUNK if self.attention.chunked else KvKind.WINDOW
-        return KvKind.LATENT if self.attention.mla else KvKind.FULL
+        dtype = self._kv_dtype(kv_cache_dtype)
+        groups: list[KvGroup] = []
+        for a in self.attentions:
+            if a.compressed:
+                groups += [
+                    KvGroup(c.window, c.layers, c.token_bytes, c.kind)
+                    for c in a.compressed.caches
+                    if c.layers
+                ]
+                continue
+            elements = _elements_of_token(a, dtype, tensor_parallel_size)
+            for window, n in Counter(a.windows).items():
+                group = KvGroup(window, n, elements, _kv_kind(a, window), pair_flops=_pair_flops(a))
+                groups.append(_indexed(group, a.indexer))
+        return tuple(groups)
 
     def kv_bytes_per_token(self, kv_cache_dtype: str = "auto", tensor_parallel_size: int = 1) -> int:
-        """Bytes that one token adds to every layer's KV cache on one GPU, while within all windows."""
+        """Bytes that one token adds to every layer's cache on one GPU, while within all windows."""
         size = self.kv_element_bytes(kv_cache_dtype)
         groups = self.kv_groups(tensor_parallel_size, kv_cache_dtype)
-        return sum(g.layers * g.elements_per_token for g in groups) * size
+        return round(sum(g.layers * g.elements_per_token * size + g.index_bytes for g in groups))
 
     def kv_bytes_of_sequence(
         self, tokens: int, kv_cache_dtype: str = "auto", tensor_parallel_size: int = 1
@@ -307,27 +354,44 @@ class ModelFacts:
         Windowed layers keep their window.
         """
         size = self.kv_element_bytes(kv_cache_dtype)
-        return self.state_bytes(tensor_parallel_size) + size * sum(
-            g.layers * g.elements_per_token * (min(tokens, g.window) if g.window else tokens)
-            for g in self.kv_groups(tensor_parallel_size, kv_cache_dtype)
+        return self.state_bytes(tensor_parallel_size) + round(
+            sum(
+                (g.layers * g.elements_per_token * size + g.index_bytes)
+                * (min(tokens, g.window) if g.window else tokens)
+                for g in self.kv_groups(tensor_parallel_size, kv_cache_dtype)
+            )
         )
 
     def state_bytes(self, tensor_parallel_size: int = 1) -> int:
         """Bytes of one sequence's recurrent states on one GPU, in all layers."""
         r = self.recurrent
-        return r.layers * r.state_elements(tensor_parallel_size) * self.dtype_bytes if r else 0
+        return r.layers * r.bytes_of_state(tensor_parallel_size, self.dtype_bytes) if r else 0
 
     def kv_element_bytes(self, kv_cache_dtype: str = "auto") -> int:
-        """Bytes of one stored KV element; `auto` is the model's own dtype."""
-        if kv_cache_dtype == "auto":
+        """Bytes of one stored KV element; `auto` is what the checkpoint asks for, or the model's dtype."""
+        if self.attention.compressed:
+            return 1  # its caches are counted in bytes
+        dtype = self._kv_dtype(kv_cache_dtype)
+        if dtype == "auto":
             return self.dtype_bytes
-        size = _KV_BYTES.get(kv_cache_dtype.lower())
+        size = _KV_BYTES.get(dtype)
         if size is None:
             raise BadInput(
-                f"kv_cache_dtype {kv_cache_dtype!r} is unknown; use auto, bf16, fp16, fp8, int8, "
-                "fp8_per_token_head or int8_per_token_head"
+                f"kv_cache_dtype {kv_cache_dtype!r} is unknown; use auto, bf16, fp16, fp8, int8, nvfp4, "
+                "fp8_per_token_head, int8_per_token_head, fp8_ds_mla or nvfp4_ds_mla"
             )
+        if dtype in _PACKED_LATENT_BYTES:
+            mla = self.attention.mla
+            if mla is None or (mla.kv_lora_rank, mla.rope_dim) != _PACKED_LATENT:
+                raise BadInput(
+                    f"kv_cache_dtype {kv_cache_dtype!r} packs latents of 512 values with a rotary key of 64, "
+                    f"which {self.name} does not have; use auto, bf16 or fp8"
+                )
         return size
+
+    def _kv_dtype(self, kv_cache_dtype: str) -> str:
+        dtype = kv_cache_dtype.lower()
+        return self.kv_dtype if dtype == "auto" else dtype
 
     # -- arithmetic ------------------------------------------------------------------------------
 
@@ -337,14 +401,15 @@ class ModelFacts:
 
     def attention_flops(self, tokens: int, context: int) -> int:
         """FLOPs of causal attention for a chunk of `tokens` over `context` earlier tokens, all layers."""
-        counts = Counter(self.attention.windows)
-        pairs = sum(n * attended_pairs(tokens, context, window) for window, n in counts.items())
-        return self.attention_pair_flops() * pairs
+        return sum(
+            n * attended_pairs(tokens, context, window) * _pair_flops(a)
+            for a in self.attentions
+            for window, n in Counter(a.windows).items()
+        )
 
     def attention_pair_flops(self) -> int:
         """FLOPs of one (query, key) pair in all heads of a layer: 2 per dimension of keys and of values."""
-        a = self.attention
-        return 2 * a.heads * (a.head_dim + a.v_head_dim)
+        return _pair_flops(self.attention)
 
     def check_tensor_parallel(self, tensor_parallel_size: int) -> None:
         """Errors: `BadInput` where the heads can't be divided among that many GPUs."""
@@ -353,7 +418,7 @@ class ModelFacts:
             raise BadInput(
                 f"tensor_parallel_size {tp} does not divide the {a.heads} attention heads of {self.name}"
             )
-        if a.mla is None and a.kv_heads % tp and tp % a.kv_heads:
+        if a.mla is None and any(a.kv_heads % tp and tp % a.kv_heads for a in self.attentions):
             raise BadInput(
                 f"tensor_parallel_size {tp} neither divides nor is a multiple of the {a.kv_heads} KV heads "
                 f"of {self.name}"
@@ -363,6 +428,58 @@ class ModelFacts:
                 f"tensor_parallel_size {tp} does not divide the vocabulary of {self.name}, which has "
                 f"{self.vocab} tokens and is padded to a multiple of {_VOCAB_STEP}"
             )
+
+
+def local_heads(heads: int, tensor_parallel_size: int) -> int:
+    """KV heads on one of so many GPUs: each has one at least."""
+    return max(1, heads // tensor_parallel_size)
+
+
+def _indexed(group: KvGroup, indexer: Indexer | None) -> KvGroup:
+    """The group with what an indexer keeps and chooses; indexers have no windows beside them."""
+    if indexer is None or group.window:
+        return group
+    keys = indexer.layers * indexer.token_bytes
+    return group._replace(
+        index_bytes=keys, chosen=indexer.chosen, sparse_layers=min(indexer.sparse_layers, group.layers)
+    )
+
+
+def _elements_of_token(a: AttentionShape, dtype: str, tp: int) -> float:
+    """Stored elements of one token in one layer, on one GPU."""
+    if a.mla:
+        packed = _PACKED_LATENT_BYTES.get(dtype)
+        return packed if packed else a.mla.kv_lora_rank + a.mla.rope_dim
+    width = a.head_dim + a.v_head_dim
+    scales = _SCALE_BYTES if dtype in _SCALED else 0
+    # Of nvfp4, values of 4 bits and a scale of 8 bits for 16 of them: 9 bytes.
+    each = width * 9 / 16 if dtype == "nvfp4" else width + scales
+    return local_heads(a.kv_heads, tp) * each
+
+
+def _kv_kind(a: AttentionShape, window: int) -> KvKind:
+    if window:
+        return KvKind.CHUNK if a.chunked else KvKind.WINDOW
+    return KvKind.LATENT if a.mla else KvKind.FULL
+
+
+def _pair_flops(a: AttentionShape) -> int:
+    return 2 * a.heads * (a.head_dim + a.v_head_dim)
+
+
+def _small_of_attention(a: AttentionShape, hidden: int) -> int:
+    """Biases, norms and sinks of one layer's attention."""
+    q_width, kv_width = a.heads * a.head_dim, a.kv_heads * a.head_dim
+    layer = 0
+    if a.compressed:
+        layer += a.compressed.small
+    elif a.mla:
+        layer += a.mla.kv_lora_rank + (a.mla.q_lora_rank or 0)
+    elif a.qkv_bias:
+        layer += q_width + kv_width + a.kv_heads * a.v_head_dim
+    layer += hidden if a.o_bias else 0
+    layer += {"": 0, "head": 2 * a.head_dim, "full": q_width + kv_width}[a.qk_norm]
+    return layer + (a.heads if a.sinks else 0)
 
 
 def attended_pairs(tokens: int, context: int, window: int = 0) -> int:

@@ -27,7 +27,7 @@ from pagecast.sim.machine.model_facts import ModelFacts
 
 __all__ = ["ModelFacts", "known_models", "model"]
 
-_MOST_BYTES = 4 << 20
+_MOST_BYTES = 32 << 20
 _FOLDER_HINT = "give a folder that holds the model's config.json"
 _QUANTISED = {
     "fp8": "fp8",
@@ -40,6 +40,7 @@ _QUANTISED = {
     "int8": "int8",
     "w4a16": "int4",
     "w8a8": "int8",
+    "fp4": "nvfp4",
     "quantized.w4a16": "int4",
     "quantized.w8a16": "int8",
     "quantized.w8a8": "int8",
@@ -48,10 +49,12 @@ _QUANTISED = {
 }
 
 
-def model(name: str) -> ModelFacts:
+def model(name: str, *, assume_dense: bool = False) -> ModelFacts:
     """The model called `name`, or the one whose `config.json` (or its folder) lies at that path.
 
-    A recorded run's `meta.json` may stand for the `config.json` that it holds.
+    Of a folder, `hf_quant_config.json` and the size in `model.safetensors.index.json` count too. A recorded
+    run's `meta.json` may stand for the `config.json` that it holds. `assume_dense`: fields that matter and
+    that pagecast does not know are left out with a note.
 
     A name may leave out the organisation and fine-tune endings (`-Instruct`, `-it`), and may end in a
     weight format (`-FP8`, `-AWQ`, `-GPTQ-Int4`). Errors: `BadInput` for an unknown name, with the nearest
@@ -59,15 +62,26 @@ def model(name: str) -> ModelFacts:
     """
     path, is_folder = _as_path(name)
     if is_folder or path.suffix == ".json":
-        return _from_file(path / "config.json" if is_folder else path)
+        return _from_file(path / "config.json" if is_folder else path, assume_dense)
     match = _lookup(name)
     if match is not None:
         return match
     plain, dtype = _split_format(name.lower())
     facts = _lookup(plain) if dtype else None
     if facts is not None and dtype:
-        return replace(facts, name=name, weight_dtype=dtype, quantized="all")
+        return _in_format(facts, name, dtype)
     raise BadInput(f"unknown model {name!r}; {_nearest(name)}")
+
+
+def _in_format(facts: ModelFacts, name: str, dtype: str) -> ModelFacts:
+    """The model with all of its matrices in `dtype`, which is a guess where checkpoints leave some out."""
+    notes = facts.notes
+    if dtype not in ("fp8", "int8"):
+        notes += (
+            f"all matrices are taken to be in {dtype}: checkpoints often leave attention and others out; "
+            "give the checkpoint's folder",
+        )
+    return replace(facts, name=name, weight_dtype=dtype, quantized="all", weight_bits=(), notes=notes)
 
 
 def recorded_config(described: dict[str, Any]) -> dict[str, Any]:
@@ -120,7 +134,8 @@ def _keys() -> dict[str, str]:
 
 
 def _key(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "", name.lower().rsplit("/", 1)[-1]).removeprefix("meta")
+    plain = re.sub(r"[^a-z0-9]+", "", name.lower().rsplit("/", 1)[-1])
+    return plain.removeprefix("meta").removeprefix("nvidia")
 
 
 def _untuned(name: str) -> str:
@@ -142,10 +157,51 @@ def _nearest(name: str) -> str:
     return (f"nearest: {', '.join(near)}; or " if near else "") + _FOLDER_HINT
 
 
-def _from_file(path: Path) -> ModelFacts:
+def _from_file(path: Path, assume_dense: bool) -> ModelFacts:
     config = read_json(path, _MOST_BYTES, "give a transformers config.json or its folder")
     if not isinstance(config, dict):
         raise BadInput(f"{path}: holds a {type(config).__name__}, not an object; give a config.json")
     if isinstance(config.get("model"), dict):
         config = recorded_config(config["model"])
-    return model_from_config(config, path.parent.name or path.stem, str(path))
+    facts = model_from_config(
+        config,
+        path.parent.name or path.stem,
+        str(path),
+        quantization=_beside(path, "hf_quant_config.json"),
+        assume_dense=assume_dense,
+    )
+    return _sized_by_index(facts, path)
+
+
+def _beside(path: Path, name: str) -> dict[str, Any] | None:
+    """What a file beside `path` holds; None where there is none."""
+    other = path.parent / name
+    if path.name != "config.json" or not other.is_file():
+        return None
+    content = read_json(other, _MOST_BYTES, "it comes with the checkpoint")
+    if not isinstance(content, dict):
+        raise BadInput(
+            f"{other}: holds a {type(content).__name__}, not an object; it comes with the checkpoint"
+        )
+    return content
+
+
+def _sized_by_index(facts: ModelFacts, path: Path) -> ModelFacts:
+    """The model with the checkpoint's size, where its index says it."""
+    index = _beside(path, "model.safetensors.index.json")
+    metadata = index.get("metadata") if index else None
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if index is None or size is None:
+        return facts
+    if isinstance(size, bool) or not isinstance(size, (int, float)) or size <= 0:
+        raise BadInput(f"{path.parent / 'model.safetensors.index.json'}: metadata.total_size must be above 0")
+    names = index.get("weight_map")
+    notes = facts.notes
+    if isinstance(names, dict) and any(_is_draft(name, facts.layers) for name in names):
+        notes += ("the checkpoint has draft layers, which count as loaded: engines load them only to draft",)
+    return replace(facts, checkpoint_bytes=int(size), notes=notes)
+
+
+def _is_draft(name: str, layers: int) -> bool:
+    match = re.search(r"(^|\.)mtp\.|(?:^|\.)(?:model|language_model)\.layers\.(\d+)\.", name)
+    return match is not None and (match[2] is None or int(match[2]) >= layers)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -17,11 +16,13 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.request import Request
 from pagecast.sim.replay.rejections import is_for_load
 from pagecast.sim.replica.arrivals import NEVER_NS, NS
-from pagecast.traces.schema import Ints, Trace
+from pagecast.traces.chains import Chains
+from pagecast.traces.schema import Trace
 
 # How long users of a closed loop pause after a rejection for the load, as clients of OpenAI's library do.
 FIRST_BACK_OFF_S = 0.5  # doubled with each further rejection in a row,
 MOST_BACK_OFF_S = 8.0  # up to this,
+_MOST_S = 4e9  # arrivals, in seconds: nanoseconds of 64 bits, and room to repeat a trace
 BACK_OFF_JITTER = 0.25  # and shorter by up to this part of it, by chance
 
 
@@ -44,6 +45,11 @@ class Arrivals:
         if np.isnan(fixed).any():
             row = int(rows[np.isnan(fixed)][0])
             raise BadInput(f"{trace.name}: row {row} has neither arrival_s nor `after`")
+        if len(fixed) and (last := float(fixed.max())) > _MOST_S:
+            raise BadInput(
+                f"{trace.name}: its last request arrives after {last:.3g} s, repeated or stretched as asked, "
+                f"and at most {_MOST_S:.0e} s can be replayed; remove the gap between its requests"
+            )
         order = np.argsort(fixed, kind="stable")
         self._rows: list[int] = rows[order].tolist()
         self._times: list[int] = np.rint(fixed[order] * NS).astype(np.int64).tolist()
@@ -160,44 +166,6 @@ class Arrivals:
         if row in self._impatient:
             self._forget_patience(row)
         self._look_ahead()
-
-
-def session_numbers(trace: Trace, unnamed: Ints) -> Ints:
-    """The session of each row, numbered from 0 as they come.
-
-    Rows without a session's name are one session where their numbers in `unnamed` are equal.
-    """
-    named = pd.factorize(trace.column("session").astype("string"))[0]  # -1 without a name
-    numbers = np.where(named < 0, int(named.max(initial=-1)) + 1 + unnamed, named)
-    return pd.factorize(numbers)[0].astype(np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class Chains:
-    """Requests that one user sends one after another: a session's rows in the trace's order, or one request.
-
-    `first` has each chain's first row, in order; `follower` the row after each row in its chain, -1 for
-    none; `chain` the chain of each row. Rows that follow one another without a session's name are one too.
-    """
-
-    first: Ints
-    follower: Ints
-    chain: Ints
-
-    @classmethod
-    def of(cls, trace: Trace) -> Chains:
-        """The chains of a trace."""
-        count = len(trace)
-        root = np.arange(count)
-        for row, parent in enumerate(trace.integers("after").tolist()):
-            if parent >= 0:
-                root[row] = root[parent]
-        chain = session_numbers(trace, root)
-        order = np.argsort(chain, kind="stable")
-        follower = np.full(count, -1, dtype=np.int64)
-        same = chain[order[1:]] == chain[order[:-1]]
-        follower[order[:-1][same]] = order[1:][same]
-        return cls(np.unique(chain, return_index=True)[1].astype(np.int64), follower, chain)
 
 
 class ClosedLoop(Arrivals):

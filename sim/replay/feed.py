@@ -40,6 +40,7 @@ class Feed:
         self.input_tokens: list[int] = table["input_tokens"].to_numpy(np.int64).tolist()
         self.output_tokens: list[int] = table["output_tokens"].to_numpy(np.int64).tolist()
         self._priority = _column(trace, "priority")
+        self._max_tokens = _column(trace, "max_tokens")
         self._output_content = _column(trace, "output_content")
         self._output_offset = _column(trace, "output_offset")
         self._spans = None
@@ -57,7 +58,7 @@ class Feed:
         self._rollout_ns = None if rollout is None else round(rollout * NS)
         self.new_keys: set[bytes] = set()  # of requests of the new revision, where there is a rollout
         self._retention = _retention(trace, None if scenario is None else scenario.cache.retention)
-        wishes = (self._priority, self._adapters, self._tenants, self._retention)
+        wishes = (self._priority, self._max_tokens, self._adapters, self._tenants, self._retention)
         self._has_wishes = any(column is not None for column in wishes)
         details = (self._ids, self._items, self._public)
         self._has_details = any(column is not None for column in details)
@@ -80,6 +81,8 @@ class Feed:
         """Gives a request what its row asks for beside tokens."""
         if self._priority is not None:
             request.priority = self._priority[row]
+        if self._max_tokens is not None:
+            request.max_tokens = max(self._max_tokens[row], request.output_tokens)
         if self._adapters is not None:
             request.adapter = self._adapters[row]
         if self._tenants is not None:

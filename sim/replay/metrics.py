@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pandas as pd
 from pagecast.sim.costs.step_costs import Batch, StepCosts
 from pagecast.sim.replay.recorder import COUNT_COLUMNS
+from pagecast.traces.schema import Trace
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -96,6 +97,14 @@ def request_table(rows: pd.DataFrame, lookup_s: Floats, reasons: dict[int, str])
     columns["tpot_s"] = np.where(gaps > 0, columns["decode_s"] / np.maximum(gaps, 1), np.nan)
     columns["reason"] = [reasons.get(row, "") for row in columns["row"].tolist()] if reasons else ""
     return pd.DataFrame(columns, index=rows.index)
+
+
+def measured(table: pd.DataFrame, trace: Trace) -> pd.DataFrame:
+    """The requests of a table that are no warm-up of their trace."""
+    if "warmup" not in trace.requests:
+        return table
+    kept: pd.DataFrame = table[trace.integers("warmup")[table["row"].to_numpy()] == 0]
+    return kept.reset_index(drop=True)
 
 
 class PrefixHits(NamedTuple):

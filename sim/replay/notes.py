@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.note import Note
 from pagecast.sim.replay.served import Served
 from pagecast.sim.replica.spec import ReplicaSpec
@@ -27,13 +26,19 @@ def notes(trace: Trace, replicas: Sequence[Served], table: pd.DataFrame) -> tupl
     """
     busiest = max(replicas, key=lambda served: served.recorder.request_count)
     spec = busiest.spec
-    remarks = [*trace.notes, spec.costs.expected_error(), _outside(busiest, table)]
+    remarks = [*trace.notes, _warmup(trace), spec.costs.expected_error(), _outside(busiest, table)]
     known = [note for note in (*remarks, *spec_notes(trace, spec, table)) if note]
     kinds = [kind for kind in dict.fromkeys(served.spec for served in replicas) if kind is not spec]
     others = [kind.costs.expected_error() for kind in kinds]
     for kind in kinds:
         others += spec_notes(trace, kind, table)
     return *known, *(note for note in dict.fromkeys(others) if note and note not in known)
+
+
+def _warmup(trace: Trace) -> Note | None:
+    """A note on requests that are in no figure of requests."""
+    count = int((trace.integers("warmup") > 0).sum()) if "warmup" in trace.requests else 0
+    return Note("warmup", requests=count) if count else None
 
 
 def _outside(served: Served, table: pd.DataFrame) -> str | None:
@@ -65,8 +70,8 @@ def spec_notes(trace: Trace, spec: ReplicaSpec, table: pd.DataFrame) -> tuple[st
 
 
 def _too_long(scenario: Scenario, longest: int) -> Note | None:
-    most = find_model(scenario.model).max_position
-    if scenario.max_model_len is not None or not most or longest <= most:
+    most = scenario.facts().max_position
+    if scenario.max_model_len <= most or longest <= most:  # longer ones are rejected
         return None
     return Note("beyond_model_length", model=scenario.model, longest_tokens=longest, model_tokens=most)
 

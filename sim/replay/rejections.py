@@ -8,12 +8,14 @@ from pagecast.sim.core.engines.sglang.mix import NEVER_ADMITTED, NEVER_AGAIN
 from pagecast.sim.core.request import Request, State
 
 _AT_ANY_LOAD = re.compile(
-    r"\d+ prompt \+ \d+ output tokens exceed |needs \d+ blocks of \d+ tokens; |" + re.escape(NEVER_ADMITTED)
+    r"\d+ prompt \+ \d+ (output tokens|max_tokens) exceed |needs \d+ blocks of \d+ tokens; |"
+    + re.escape(NEVER_ADMITTED)
 )
 
 # The kinds of reasons for which a replica rejects requests, N for a number of the scenario.
 KINDS = (
     "prompt + output tokens exceed max_model_len N",
+    "prompt + max_tokens exceed max_model_len N",
     "prompt + output tokens exceed max_num_batched_tokens N, and prompts are not cut",
     "needs more than the pool's N blocks of N tokens",
     "needs more than its tenant's N blocks of N tokens",
@@ -44,7 +46,7 @@ def is_kind(text: str) -> bool:
 
 def kind(reason: str) -> str:
     """A rejection's reason without the numbers of the one request, so that equal ones can be counted."""
-    reason = re.sub(r"^\d+ prompt \+ \d+ output", "prompt + output", reason)
+    reason = re.sub(r"^\d+ prompt \+ \d+ (output|max_tokens)", r"prompt + \1", reason)
     reason = re.sub(r"^predicted TTFT \S+ s", "predicted TTFT", reason)
     reason = re.sub(
         r"^needs \d+ blocks of (\d+) tokens; the pool has (\d+)$",

@@ -27,7 +27,7 @@ from pagecast.traces.seeds import checked_seed
 
 LOW, HIGH = 5.0, 95.0  # percentiles: a 90% interval
 LEAST = 20  # draws; with so many, the lowest lies at the 5th percentile in the mean
-_NOT_FORECAST = ("wall_s", "num_gpu_blocks", "requests")
+_NOT_FORECAST = ("wall_s", "num_gpu_blocks", "requests", "defaults")
 _SEEDS = 1_000_003  # apart enough that no two studies share a draw's seed
 # Factors on step times at which a forecast's sensitivity is measured, beside 1. They stay within 1%, since
 # two recordings of one load differ by more. There are several, for near saturation figures are not monotone.
@@ -73,9 +73,11 @@ def summary_figures(result: Result) -> dict[str, float]:
 def _figures(summary: dict[str, Any]) -> dict[str, float]:
     figures: dict[str, float] = {}
     for name, value in summary.items():
+        if name in _NOT_FORECAST:
+            continue
         if isinstance(value, dict):
             figures |= {f"{name}.{key}": _number(item) for key, item in value.items()}
-        elif isinstance(value, int | float) and name not in _NOT_FORECAST:
+        elif isinstance(value, int | float):
             figures[name] = float(value)
     return figures
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.note import Note
-from pagecast.sim.replay.clients import session_numbers
+from pagecast.traces.chains import session_numbers
 from pagecast.traces.operations import mix, select
 from pagecast.traces.recipe import another
 from pagecast.traces.schema import Trace, nominal_arrival_s
@@ -38,6 +38,11 @@ def resample(trace: Trace, seed: int) -> Trace:
 
 
 def _resampled(trace: Trace, seed: int) -> Trace:
+    at_once = (
+        trace.concurrency is not None and not _has_sessions(trace) and not trace.seconds("arrival_s").any()
+    )
+    if at_once:  # clients send them one after another: then their order is their time
+        trace = replace(trace, requests=trace.requests.assign(arrival_s=np.arange(float(len(trace)))))
     units, begins = _units(trace)
     count = len(begins)
     random = np.random.default_rng(seed)
@@ -56,7 +61,10 @@ def _resampled(trace: Trace, seed: int) -> Trace:
         moved = np.maximum(layer.seconds("arrival_s") + shift, 0.0)
         requests = layer.requests.assign(arrival_s=moved)
         layers.append(_renamed(replace(layer, requests=requests), own, number * used, number))
-    return replace(mix(layers, share_contents=True, name=trace.name), notes=trace.notes)
+    drawn = mix(layers, share_contents=True, name=trace.name)
+    if at_once:
+        drawn = replace(drawn, requests=drawn.requests.assign(arrival_s=0.0))
+    return replace(drawn, notes=trace.notes, concurrency=trace.concurrency)
 
 
 def _draw(begins: npt.NDArray[np.float64], random: np.random.Generator) -> Ints:

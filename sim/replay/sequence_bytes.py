@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 from pagecast.sim.machine.model_facts import ModelFacts
-from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.scenario import Scenario
 
 
 def bytes_per_sequence(lengths: list[int], scenario: Scenario) -> float:
     """Mean KV bytes of sequences of these many tokens at their end, over all GPUs of the replica."""
-    model = find_model(scenario.model)
+    model = scenario.facts()
     tp = scenario.tensor_parallel_size
     if not lengths:
         return 0.0

@@ -26,6 +26,8 @@ from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.comparisons import add_comparisons
 from pagecast.sim.replay.folder import replacing, save
+from pagecast.sim.replay.held_clients import clients_of
+from pagecast.sim.replay.metrics import measured
 from pagecast.sim.replay.notes import notes
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.result import Result
@@ -43,7 +45,7 @@ def replay(
     scenario: Scenario,
     *,
     costs: StepCosts | None = None,
-    arrivals: Callable[[Trace], Arrivals] = Arrivals,
+    arrivals: Callable[[Trace], Arrivals] = clients_of,
     keep_steps: bool = True,
     out: str | Path | None = None,
     fast_forward: bool = True,
@@ -55,7 +57,7 @@ def replay(
     """Serves `trace` on one replica of `scenario` and returns its figures.
 
     `costs` replaces the scenario's cost model. `arrivals` makes the clients from the trace: by default they
-    keep to its times; `partial(ClosedLoop, users=8)` are users who wait for an answer.
+    keep to its times and its limit; `partial(ClosedLoop, users=8)` are users who wait for an answer.
     `out`: a folder for `summary.json`, `requests.parquet`, `steps.parquet`, `events.parquet`,
     `trace.parquet` and `scenario.yaml`; it changes only once all is written. `check_every`: proves every
     invariant of the core each so many steps (and cheap ones on each). `kv_events`: write `kv_events.jsonl` as
@@ -79,7 +81,7 @@ def replay(
         wall_s = time.perf_counter() - started
         recorder.close()
         served.check_all_ended()
-        table = served.requests()
+        table = measured(served.requests(), trace)
         figures = summary(trace, [served], table, wall_s)
         if served.revision is not None:
             figures["peak"] = peak_admission(table, spec, recorder.most_requests)

@@ -70,12 +70,17 @@ def summary(
     those of the requests. The table gets the trace's column `tenant`, if it has one.
     """
     parts = []
-    for (spec, alike), own in zip(by_spec(replicas).items(), of_kind or [table], strict=True):
+    kinds = by_spec(replicas)
+    for (spec, alike), own in zip(kinds.items(), of_kind or [table], strict=True):
         part = summarise(own, counters(alike), spec, wall_s)
         part["num_gpu_blocks"] *= len(alike)
         parts.append(part)
     figures = combine(parts, table, wall_s)
     figures["costs"] = " and ".join(dict.fromkeys(part["costs"] for part in parts))
+    scenarios = [spec.scenario for spec in kinds]
+    figures["engine"] = " and ".join(dict.fromkeys(scenario.engine for scenario in scenarios))
+    if len(scenarios) == 1:
+        figures["defaults"] = scenarios[0].defaults
     figures |= more or {}
     if "tenant" in trace.requests:
         table["tenant"] = trace.column("tenant").fillna("").to_numpy()[table["row"]]

@@ -65,5 +65,5 @@ class ReplicaSpec(SchedulerSpec):
 
 def _draft_costs(config: SpeculativeConfig, scenario: Scenario, costs: StepCosts) -> SpeculationCosts:
     draft_model = None if config.model is None else find_model(config.model)
-    share = drafting_share(config, find_model(scenario.model), draft_model)
+    share = drafting_share(config, scenario.facts(), draft_model)
     return SpeculationCosts(costs, config, share, lookup_of(costs) if config.method == "ngram" else NO_LOOKUP)

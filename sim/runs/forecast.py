@@ -23,6 +23,7 @@ from pagecast.sim.replay.result import Result
 from pagecast.sim.replay.simulation import replay
 from pagecast.sim.runs.bench_results import BenchResults
 from pagecast.sim.runs.block_count import BlockCount, block_count
+from pagecast.sim.runs.engine_rules import rules_of_run
 from pagecast.sim.runs.in_sample import in_sample
 from pagecast.sim.runs.other_kernels import other_kernels
 from pagecast.sim.runs.recorded import RecordedRun
@@ -171,7 +172,7 @@ def scenario_of(run: RecordedRun, costs: str = AUTO) -> Scenario:
     fields = {
         "model": _model_of(run),
         "gpu": run.meta["gpu"],
-        "profile": str(config.get("profile", "vllm")),
+        "engine": rules_of_run(run.meta).text,
         "costs": costs,
         "num_gpu_blocks": limits.num_blocks,
         **limits.options(),
@@ -291,8 +292,9 @@ def _rows(figures: dict[str, float], actual: dict[str, float], spread: Spread) -
 
 def _costs_of(run: RecordedRun, scenario: Scenario) -> tuple[Scenario, StepCosts]:
     """The scenario and its costs; "auto" is what fits the run's engine, whichever profile it follows."""
-    engine = run.meta.get("engine", scenario.profile)
-    if scenario.costs != AUTO or engine == scenario.profile:
+    own = scenario.profile.name
+    engine = run.meta.get("engine", own)
+    if scenario.costs != AUTO or engine == own:
         return scenario, scenario.step_costs()
     costs = choose(AUTO, replace(scenario.target(), engine=engine))
     return scenario.changed(costs=costs.name), costs

@@ -3,13 +3,16 @@
 A recorded run needs to know of each request when it ended, so it is written when all is over. A server may
 be killed at any time. So it writes a journal into the run's folder, beside `meta.json`: JSON lines in files
 `journal-000001.jsonl`, and so on; all but the last may be gzipped. `unfold` makes a recorded run's files of
-them. A last line that was cut short is ignored. Requests that had not ended by then have no end.
+them, and adds `"cut": true` to the meta data where the last line does not say that the journal was closed. A
+last line that was cut short is ignored. Requests that had not ended by then have no end. The files are for
+their owner alone: they tell of other people's requests.
 
     ["s", arrival_ns, at_ns, input_tokens, output_tokens, priority, adapter, salt, blocks, tail]   submitted
     ["t", start_ns, end_ns, decode_n, decode_ctx, decode_max, running, waiting, used, prefill, admitted] step
     ["e", row, state, first_token_ns, at_ns, output tokens so far, reason, blocks, cached tokens]   ended
     ["i", at_ns]   a plan that found nothing to compute
     ["g", [[row, accepted, drafted], ...]]   draft tokens: accepted in the next step, drafted after it; or -1
+    ["z"]   the journal was closed
     ["x", job, told_ns, kind, blocks, bytes, queued_ns, start_ns, end_ns, lost]   a transfer that ended
 
 Rows number submissions from 0. `blocks` names the full blocks of the prompt (at the end: of prompt and
@@ -37,6 +40,7 @@ from pagecast.sim.runs.transfers import RecordedTransfer
 NS = 1_000_000_000
 FINISHED, CANCELLED, REJECTED = "finished", "cancelled", "rejected"
 _FLUSH_S = 0.25
+_MODE = 0o600
 _Span = tuple[int, int, int]  # content, offset, tokens
 _At = tuple[int, int]  # content, offset
 _COLUMNS = (
@@ -65,7 +69,8 @@ class JournalWriter:
             folder.mkdir(parents=True, exist_ok=True)
             if any(folder.iterdir()):
                 raise BadInput(f"{folder} is not empty; give a new folder")
-            (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
+            with _private(folder / "meta.json", "w") as out:
+                out.write(json.dumps(meta, indent=1) + "\n")
             self._file = self._open_next()
         except OSError as error:
             raise BadInput(f"{folder}: can't be written ({error.strerror or error})") from None
@@ -77,7 +82,7 @@ class JournalWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Hands what there is to the operating system."""
+        """Hands what there is to the operating system. Errors: OSError, after which nothing may be added."""
         self._flushed_s = time.monotonic()
         if not self._lines:
             return
@@ -95,7 +100,8 @@ class JournalWriter:
             self._zipping = [one for one in (*self._zipping, thread) if one.is_alive()]
 
     def close(self) -> None:
-        """Ends the journal and puts a recorded run's files in its place."""
+        """Ends the journal and puts a recorded run's files in its place. Errors: OSError."""
+        self.add(["z"])
         self.flush()
         self._file.close()
         for thread in self._zipping:
@@ -124,6 +130,7 @@ class JournalWriter:
 
     def _move_in(self, place: Path) -> None:
         for file in place.iterdir():
+            file.chmod(_MODE)
             os.replace(file, self.folder / file.name)
         place.rmdir()
         for path in segments(self.folder):
@@ -132,7 +139,13 @@ class JournalWriter:
     def _open_next(self) -> TextIO:
         self._segment += 1
         self._size = 0
-        return (self.folder / f"journal-{self._segment:06}.jsonl").open("a", encoding="utf-8")
+        return _private(self.folder / f"journal-{self._segment:06}.jsonl", "a")
+
+
+def _private(path: Path, mode: str) -> TextIO:
+    """Opens a file that only its owner may read."""
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if mode == "a" else os.O_TRUNC)
+    return os.fdopen(os.open(path, flags, _MODE), mode, encoding="utf-8")  # type: ignore[return-value]
 
 
 def _zip(path: Path) -> None:
@@ -140,6 +153,7 @@ def _zip(path: Path) -> None:
     part = path.with_suffix(".jsonl.gz.part")
     with path.open("rb") as plain, gzip.open(part, "wb", compresslevel=4) as zipped:
         shutil.copyfileobj(plain, zipped)
+    part.chmod(_MODE)
     os.replace(part, path.with_suffix(".jsonl.gz"))
     path.unlink()
 
@@ -206,6 +220,7 @@ class _RunBuilder:
         self._idle: list[int] = []
         self._drafts: dict[int, tuple[list[int], list[int]]] = {}  # accepted and drafted, by row
         self._transfers: list[RecordedTransfer] = []
+        self._closed = False
 
     def take(self, line: list[Any]) -> None:
         """Takes one line of the journal."""
@@ -226,6 +241,8 @@ class _RunBuilder:
                 for count, column in zip(counts, self._drafts.setdefault(row, ([], [])), strict=True):
                     if count >= 0:
                         column.append(count)
+        elif kind == "z":
+            self._closed = True
         elif kind == "x":
             self._transfers.append(RecordedTransfer(*values))
         else:
@@ -235,6 +252,8 @@ class _RunBuilder:
         """Writes the four files."""
         if self._idle:
             meta = {**meta, "idle_plans_s": [time_ns / NS for time_ns in self._idle]}
+        if not self._closed:
+            meta = {**meta, "cut": True}
         (place / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
         blocks = int(meta["usable_blocks"])
         with _zipped(place / "steps.jsonl.gz") as out:

@@ -121,6 +121,11 @@ class RecordedRun:
     transfers: tuple[RecordedTransfer, ...] = ()
 
     @property
+    def cut(self) -> bool:
+        """Whether no server ended the recording: it was killed, could not write, or still runs."""
+        return bool(self.meta.get("cut"))
+
+    @property
     def pipeline_depth(self) -> int:
         """1 where the engine scheduled a step before its predecessor had ended, else 0."""
         return int(bool(self.meta.get("config", {}).get("async_scheduling")))

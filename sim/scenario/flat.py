@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 
 T = TypeVar("T")
 Value = str | int | float | bool | None
+_MOST_FLOAT, _MOST_INT = 1e9, (1 << 53) - 1
 
 
 def _once(make: Callable[[type], T]) -> Callable[[type], T]:
@@ -112,9 +113,9 @@ def engine_options(kind: type, profile: str) -> tuple[set[str], dict[str, str]]:
             if profile.startswith(section.profile):
                 own.add(name)
             elif declared.otherwise:
-                foreign[name] = f"the profile {profile} {declared.otherwise}"
+                foreign[name] = f"{profile} {declared.otherwise}"
             else:
-                foreign[name] = f"{name} is for {section.engine}; the profile is {profile}"
+                foreign[name] = f"{name} is for {section.engine}; the engine is {profile}"
     return own, foreign
 
 
@@ -152,7 +153,7 @@ def _flat_field(kind: type, one: Field[Any], declared: Option, *, optional: bool
     annotation: Any = str | None
     if declared.read is None:
         annotation = _annotation(kind, one)
-        annotation = annotation | None if optional else annotation
+        annotation = annotation | None if optional or declared.open else annotation
     if declared.read is not None:
         annotation = Annotated[annotation, AfterValidator(_reader(declared))]
     if declared.form is not None:
@@ -160,8 +161,19 @@ def _flat_field(kind: type, one: Field[Any], declared: Option, *, optional: bool
     if declared.check is not None:
         annotation = Annotated[annotation, AfterValidator(declared.check)]
     bounds = {name: bound for name in ("ge", "gt", "le") if (bound := getattr(declared, name)) is not None}
-    default = None if one.default is MISSING else one.default
+    if declared.check is None:
+        bounds = _bounds(annotation, bounds.get("gt")) | bounds
+    default = None if one.default is MISSING or declared.open else one.default
     return annotation, field_info(default, description=declared.about, **bounds)
+
+
+def _bounds(annotation: Any, above: float | None) -> dict[str, float]:
+    """What any number stays within, and is `above`: times are nanoseconds of 64 bits, which hold no infinity,
+    and what is divided by a rate must stay finite too."""
+    kinds = get_args(annotation) or (annotation,)
+    if float in kinds:
+        return {"ge": 1 / _MOST_FLOAT if above == 0 else -_MOST_FLOAT, "le": _MOST_FLOAT}
+    return {"ge": -_MOST_INT, "le": _MOST_INT} if int in kinds else {}
 
 
 def _annotation(kind: type, one: Field[Any]) -> Any:
@@ -191,6 +203,13 @@ def texts(values: Mapping[str, Any]) -> dict[str, Value]:
 
 
 @_once
+def open_options(kind: type) -> dict[str, str]:
+    """The options of `kind` itself that the engine decides where they are not given, with their fields."""
+    options = ((one, it) for one, it in _declared(kind) if isinstance(it, Option))
+    return {_name(one, declared): one.name for one, declared in options if declared.open}
+
+
+@_once
 def of_trace(kind: type) -> dict[str, tuple[str, tuple[str, ...]]]:
     """By flat name, what of a trace options need to have an effect: in words, and the columns."""
     needs: dict[str, tuple[str, tuple[str, ...]]] = {}
@@ -213,12 +232,14 @@ def settings(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
             made[one.name] = _section(declared, values)
         else:
             value = values[_name(one, declared)]
+            if declared.open and value is None:
+                continue
             made[one.name] = value.value if isinstance(value, Written) else value
     return made
 
 
 def _section(section: Section, values: Mapping[str, Any]) -> Any:
-    if section.profile and not values["profile"].startswith(section.profile):
+    if section.profile and not values["engine"].startswith(section.profile):
         return None
     made = settings(section.kind, values)
     return None if section.required and made[section.required] is None else section.kind(**made)

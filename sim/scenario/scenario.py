@@ -1,9 +1,10 @@
 """A scenario: the model, the GPU and the engine's options. One form for the command line, YAML and Python.
 
-Options carry vLLM's names and defaults where vLLM has them, and have one level of names for users
-(`Scenario.flat_fields`). In code, those that belong together are a section: the settings that the core and
-other parts take as they are. Reading a scenario loads neither the machine, the scheduler nor a cost model:
-those are imported where they are used.
+Options carry vLLM's names where vLLM has them, and have one level of names for users
+(`Scenario.flat_fields`). An open one that is not given is as the engine decides: its attribute has the
+engine's value for this GPU and model (`Scenario.defaults`). In code, options that belong together are a
+section: the settings that the core and other parts take as they are. Reading a scenario loads neither the
+machine, the scheduler nor a cost model: those are imported where they are used.
 
     >>> from pagecast.sim.scenario import Scenario
     >>> Scenario(gpu="L40S", block_size=32).blocks()
@@ -17,11 +18,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pagecast.sim.core.cache_policy import CachePolicy, Lru
+from pagecast.sim.core.engines import DEFAULT_ENGINE
 from pagecast.sim.core.engines.sglang.settings import SglangSettings
 from pagecast.sim.core.engines.trtllm.settings import TrtllmSettings
 from pagecast.sim.core.errors import BadInput
@@ -38,6 +39,7 @@ from pagecast.sim.scenario.flat import (
     flat_defaults,
     flat_model,
     of_trace,
+    open_options,
     settings,
     spread,
     texts,
@@ -59,6 +61,8 @@ if TYPE_CHECKING:
     from pagecast.sim.machine.model_facts import ModelFacts
     from pagecast.sim.speculation.config import SpeculativeConfig
 
+MEMORY_LIMITS = ("gpu_memory_utilization", "free_gpu_memory_fraction", "kv_tokens")
+"""Options that limit the KV cache; an engine's own limit is for where none of them is given."""
 CHECK = "check"  # the section of a scenario file that holds what `pagecast check` asks of it
 
 
@@ -67,24 +71,11 @@ def read_fields(path: str | Path) -> dict[str, Any]:
     return read_mapping(path, "give a YAML file of scenario fields")
 
 
-def _checked_engine(name: str | None) -> str | None:
-    if name is not None and name not in (known := _engines()):
-        raise BadInput(f"engine {name!r} is not known; choose one of {', '.join(known)}")
-    return name
+def _engine_text(text: str) -> str:
+    """The engine with its version."""
+    from pagecast.sim.core.engines.registry import profile
 
-
-@cache
-def _engines() -> tuple[str, ...]:
-    """Engines that step costs are known of: by a shipped calibration, or by measured operations.
-
-    Profiles stand for the engine that they are named after.
-    """
-    from pagecast.sim.core.engines.registry import PROFILES
-    from pagecast.sim.costs.calibration.file import all_shipped
-    from pagecast.sim.costs.measured.compose import LANES
-
-    calibrated = (str(calibration.made_for.get("engine")) for calibration in all_shipped())
-    return tuple(dict.fromkeys((*LANES, *calibrated, *PROFILES)))
+    return profile(text).text
 
 
 def _checked_seed(seed: int) -> int:
@@ -113,29 +104,36 @@ class Scenario:
 
     given: Mapping[str, Value] = field(default_factory=dict)
     model: str = option("a known model, or a folder with config.json", "Qwen/Qwen3-8B")
+    assume_dense: bool = option(
+        "leave out the fields of the model's config.json that pagecast does not know", False
+    )
     gpu: str = option("GPU type", "H200")
-    profile: str = option("engine whose rules are followed", "vllm")
+    engine: str = option(
+        "engine whose rules, defaults and step costs are taken, as NAME or NAME@VERSION",
+        DEFAULT_ENGINE,
+        check=_engine_text,
+    )
     costs: str = option(
         "step costs: measured, roofline, a shipped calibration's name, a file, or auto (best)", "auto"
     )
-    engine: str | None = option(
-        "engine whose calibration `costs: auto` takes: vllm, pagecast [the profile's]",
-        None,
-        check=_checked_engine,
-    )
-    block_size: int = option("tokens in a KV block (vLLM: 16)", 16, ge=1)
+    block_size: int = option("tokens in a KV block (default: the engine's)", open=True, ge=1, le=1 << 20)
     gpu_memory_utilization: float | None = option(
-        "fraction of HBM the engine may use (vLLM: 0.9)", None, gt=0, le=1
+        "fraction of HBM the engine may use (default: the engine's)", open=True, gt=0, le=1
     )
     free_gpu_memory_fraction: float | None = option(
-        "fraction of what is free after loading that KV may use (TensorRT-LLM)", None, gt=0, le=1
+        "fraction of what is free after loading that KV may use (TensorRT-LLM; default: the engine's)",
+        open=True,
+        gt=0,
+        le=1,
     )
     kv_tokens: int | None = option("most tokens of KV to hold", None, ge=1)
     num_gpu_blocks: int | None = option("usable KV blocks; replaces the memory budget", None, ge=1)
-    max_num_seqs: int = option("most running requests (vLLM: 256)", 256, ge=1)
-    max_num_batched_tokens: int = option("most tokens in a step (vLLM: 8192)", 8192, ge=1)
-    max_model_len: int | None = option(
-        "longest prompt + output; longer requests are rejected (default: no limit)", None, ge=2
+    max_num_seqs: int = option("most running requests (default: the engine's)", open=True, ge=1)
+    max_num_batched_tokens: int = option("most tokens in a step (default: the engine's)", open=True, ge=1)
+    max_model_len: int = option(
+        "longest prompt + output; longer requests are rejected (default: the model's longest)",
+        open=True,
+        ge=2,
     )
     kv_cache_dtype: str = option("dtype of the KV cache (vLLM: auto, the model's)", "auto")
     disable_hybrid_kv_cache_manager: bool = option(
@@ -169,15 +167,15 @@ class Scenario:
         "plan a step while the last one runs (vLLM: on, off with n-gram and draft models; nano-vllm: off)",
         None,
     )
-    enable_prefix_caching: bool = option("reuse cached prefixes (vLLM: on)", True)
+    enable_prefix_caching: bool = option("reuse cached prefixes (default: the engine's)", open=True)
     cache: CachePolicy = section(CachePolicy)
     preemption: Preemption = choice(
         "what becomes of preempted KV: computed again, or swapped to host memory", PREEMPTIONS
     )
     partial_reuse: Literal["off", "copy", "take"] = option(
-        "cached blocks that match a prompt partly: not used (vLLM), copied or taken over where "
+        "cached blocks that match a prompt partly: not used (off; vLLM), copied or taken over where "
         "nobody uses them (copy; TensorRT-LLM), or only taken over (take)",
-        "off",
+        open=True,
     )
     tenancy: Tenancy = section(Tenancy)
     rollout_at_s: float | None = option(
@@ -197,10 +195,8 @@ class Scenario:
         write=_speculation_text,
         form=dict,
     )
-    trtllm: TrtllmSettings | None = section(
-        TrtllmSettings, "trtllm", "the profiles of TensorRT-LLM (trtllm-...)"
-    )
-    sglang: SglangSettings | None = section(SglangSettings, "sglang", "the profile sglang")
+    trtllm: TrtllmSettings | None = section(TrtllmSettings, "trtllm", "TensorRT-LLM")
+    sglang: SglangSettings | None = section(SglangSettings, "sglang", "SGLang")
     host: HostTier | None = section(HostTier)
     seed: int = option("seed of all random draws", 0, check=_checked_seed)
 
@@ -229,8 +225,63 @@ class Scenario:
         return flat_model(cls).model_fields
 
     def flat(self) -> dict[str, Value]:
-        """Every option by flat name, as a file has it."""
+        """Every option by flat name, as a file has it: open ones are None where they are not given."""
         return {**flat_defaults(type(self)), **self.given}
+
+    def resolved(self) -> dict[str, Value]:
+        """Every option by flat name, with the engine's own values of those that are not given."""
+        return {**self.flat(), **self.defaults}
+
+    @property
+    def profile(self) -> Profile:
+        """The engine's rules and defaults."""
+        from pagecast.sim.core.engines.registry import profile
+
+        return profile(self.engine)
+
+    @property
+    def defaults(self) -> dict[str, Value]:
+        """The engine's own values of open options that are not given, by flat name. Errors: BadInput."""
+        owners = [owner for owner in (self, self.trtllm, self.sglang) if owner is not None]
+        left = {
+            name: getattr(owner, field)
+            for owner in owners
+            for name, field in open_options(type(owner)).items()
+            if name not in self.given
+        }
+        return {name: value for name, value in left.items() if value is not None}
+
+    if not TYPE_CHECKING:  # else every misspelt attribute would be one
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in open_options(type(self)):
+                raise AttributeError(f"a scenario has no {name}")
+            self.__dict__.update(self._of_engine())
+            return self.__dict__[name]
+
+    def _of_engine(self) -> dict[str, Any]:
+        """Open options that are not given, as the engine has them; None for limits that others replace."""
+        from pagecast.sim.core.engines.deployment import Deployment
+
+        facts, card = self.facts(), self.card()
+        deployment = Deployment(
+            gpu=card.name,
+            memory_bytes=card.hbm_bytes,
+            gpus=self.tensor_parallel_size,
+            longest=facts.max_position,
+            states=facts.recurrent is not None,
+            latent=facts.attention.mla is not None,
+            weight_bytes=facts.weight_bytes(self.tensor_parallel_size),
+            token_bytes=facts.kv_bytes_of_sequence(
+                facts.max_position, self.kv_cache_dtype, self.tensor_parallel_size
+            )
+            / facts.max_position,
+            chosen=self.flat(),
+        )
+        own = {"enable_prefix_caching": True, "partial_reuse": "off", **self.profile.defaults(deployment)}
+        if any(name in self.given for name in (*MEMORY_LIMITS, "num_gpu_blocks")):
+            own |= dict.fromkeys(MEMORY_LIMITS)
+        return {name: own.get(name) for name in open_options(type(self)) if name not in self.given}
 
     def changed(self, **options: Any) -> Scenario:
         """The scenario with some options or sections replaced. Errors: BadInput naming the field."""
@@ -284,13 +335,26 @@ class Scenario:
     def budget(self, **more: Any) -> HbmBudget | None:
         """The itemised HBM budget; None where `num_gpu_blocks` replaces it.
 
-        `more`: those of `BudgetOptions` that no field says.
+        `more`: those of `BudgetOptions` that no field says. Errors: BadInput where nothing fits, or the
+        engine does not start.
         """
         if self.num_gpu_blocks is not None:
             return None
         from pagecast.sim.machine.memory import BudgetOptions, hbm_budget
 
-        return hbm_budget(self.facts(), self.card(), BudgetOptions.of(self, **more))
+        profile = self.profile
+        options = BudgetOptions.of(
+            self,
+            static_fraction=profile.static_fraction,
+            held_batches=profile.held_batches(int(self.pipelined)),
+            **more,
+        )
+        budget = hbm_budget(self.facts(), self.card(), options)
+        if self.profile.holds_longest and self.kv_tokens is None:
+            shortage = budget.shortage(self.max_model_len, options.held_tokens)
+            if shortage:
+                raise BadInput(f"{self.profile.label} does not start: {shortage}")
+        return budget
 
     def limits(self, blocks_per_block: float = 1.0) -> Limits:
         """The replica's limits. Errors: BadInput where no KV block fits, or limits contradict each other.
@@ -333,14 +397,14 @@ class Scenario:
 
     def _check_engine(self) -> None:
         """Errors: BadInput for options of other engines, and for what SGLang does not take."""
-        known, foreign = engine_options(type(self), self.profile)
+        known, foreign = engine_options(type(self), self.profile.name)
         for name, problem in foreign.items():
             if name in self.given and name not in known:
                 raise BadInput(problem)
         if self.sglang is None:
             return
         if not isinstance(self.cache.eviction, Lru):
-            raise BadInput("eviction is not for the profile sglang; give radix_eviction_policy")
+            raise BadInput("eviction is not for SGLang; give radix_eviction_policy")
         if self.sglang.chunked_prefill and self.max_num_batched_tokens % self.block_size:
             raise BadInput(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} is no multiple of block_size "
@@ -394,7 +458,7 @@ class Scenario:
         """The model's facts. Errors: BadInput for one that is not known."""
         from pagecast.sim.machine.models import model
 
-        return model(self.model)
+        return model(self.model, assume_dense=self.assume_dense)
 
     def card(self) -> Gpu:
         """The GPU's facts. Errors: BadInput for one that is not known."""
@@ -405,9 +469,7 @@ class Scenario:
     @property
     def _serves_groups(self) -> bool:
         """Whether the profile serves models whose layers keep different tokens. Errors: BadInput."""
-        from pagecast.sim.core.engines.registry import profile
-
-        return profile(self.profile).hybrid
+        return self.profile.hybrid
 
     def rules(self, costs: StepCosts, outputs: Sequence[int] = ()) -> Profile:
         """The profile with the scenario's rules in place of its own. Errors: BadInput.
@@ -416,7 +478,6 @@ class Scenario:
         `outputs` are the trace's output lengths, for admission that reserves.
         """
         from pagecast.sim.core.cache_rules import CacheRules
-        from pagecast.sim.core.engines.registry import profile as find_profile
         from pagecast.sim.costs.recompute import prefill_ns, recompute_ns
 
         rules = CacheRules(
@@ -425,7 +486,7 @@ class Scenario:
             prefill_ns=prefill_ns(costs, self.max_num_batched_tokens),
             outputs=outputs,
         )
-        return rules.applied(find_profile(self.profile))
+        return rules.applied(self.profile)
 
     def layout(self) -> BlockLayout:
         """How the model's layers share KV blocks on one GPU."""
@@ -455,9 +516,7 @@ class Scenario:
         speculation = self.speculation
         if speculation is not None and not speculation.plans_ahead:
             return False
-        from pagecast.sim.core.engines.registry import profile as find_profile
-
-        return find_profile(self.profile).pipelined
+        return self.profile.pipelined
 
     def step_costs(self) -> StepCosts:
         """The cost model. Errors: BadInput for a name that is not known, or costs of something else."""
@@ -478,7 +537,7 @@ class Scenario:
         return self.tensor_parallel_size > 1 or self.moe_data_parallel_size > 1
 
     def target(self) -> Target:
-        """The target of step costs: `engine`, or the engine that a profile is named after."""
+        """The target of step costs."""
         from pagecast.sim.costs.calibration.target import Target
 
         model = self.facts()
@@ -493,7 +552,7 @@ class Scenario:
             tensor_parallel_size=self.tensor_parallel_size,
             kv_cache_dtype=self.kv_cache_dtype,
             pipeline_depth=int(self.pipelined),
-            engine=self.engine or self.profile,
+            engine=self.profile.name,
             max_num_seqs=self.max_num_seqs,
             expert_parallel=self.enable_expert_parallel,
             moe_data_parallel_size=self.moe_data_parallel_size,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pagecast.sim.replay.result import Result
     from pagecast.sim.replay.simulation import replay
     from pagecast.sim.scenario import Scenario
+    from pagecast.traces.load import Load
     from pagecast.traces.read import read
     from pagecast.traces.schema import Trace
 
@@ -24,6 +25,7 @@ __version__ = "0.2.0"
 _MODULES = {
     "FleetResult": "sim.fleet.simulation",
     "FleetSettings": "sim.fleet.settings",
+    "Load": "traces.load",
     "PagecastError": "sim.core.errors",
     "ReplicaGroup": "sim.fleet.settings",
     "Result": "sim.replay.result",
@@ -38,6 +40,7 @@ _MODULES = {
 __all__ = [
     "FleetResult",
     "FleetSettings",
+    "Load",
     "PagecastError",
     "ReplicaGroup",
     "Result",

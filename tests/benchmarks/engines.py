@@ -28,13 +28,13 @@ TRACES: dict[str, tuple[str, int, tuple[float, ...]]] = {  # file, tokens of KV,
     "azure": ("AzureLLMInferenceTrace_conv_2023.csv.zst", 60_000, (2.0, 6.0)),
 }
 RULES: dict[str, dict[str, Any]] = {
-    "vllm": {"profile": "vllm", "block_size": 16},
-    "sglang": {"profile": "sglang", "block_size": 1},
-    "sglang, lpm": {"profile": "sglang", "block_size": 1, "scheduling_policy": "lpm"},
-    "sglang, mixed": {"profile": "sglang", "block_size": 1, "enable_mixed_chunk": True},
-    "trtllm, no evict": {"profile": "trtllm-guaranteed-no-evict", "block_size": 32},
-    "trtllm, max util": {"profile": "trtllm-max-utilization", "block_size": 32},
-    "trtllm, static": {"profile": "trtllm-static", "block_size": 32},
+    "vllm": {"engine": "vllm", "block_size": 16},
+    "sglang": {"engine": "sglang", "block_size": 1},
+    "sglang, lpm": {"engine": "sglang", "block_size": 1, "scheduling_policy": "lpm"},
+    "sglang, mixed": {"engine": "sglang", "block_size": 1, "enable_mixed_chunk": True},
+    "trtllm, no evict": {"engine": "trtllm-guaranteed-no-evict", "block_size": 32},
+    "trtllm, max util": {"engine": "trtllm-max-utilization", "block_size": 32},
+    "trtllm, static": {"engine": "trtllm-static", "block_size": 32},
 }
 COLUMNS = ("rules", "TTFT p50", "p99 s", "TPOT p50", "p99 ms", "makespan s", "hits", "preempted")
 

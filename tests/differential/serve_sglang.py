@@ -44,15 +44,22 @@ def limits_of(config: dict[str, Any]) -> Limits:
 
 
 class Server:
-    """One specification being served. `every`: all invariants are checked each so many turns."""
+    """One specification being served. `every`: all invariants are checked each so many turns.
 
-    def __init__(self, seed: int, spec: Spec, *, every: int = 0) -> None:
+    `keeps_tokens`: the token in flight of a request that loses its KV counts. `told`: the core is told where
+    outputs end, as in a replay, and `max_tokens` beside that.
+    """
+
+    keeps_tokens = False
+
+    def __init__(self, seed: int, spec: Spec, *, every: int = 0, told: bool = False) -> None:
+        self.told = told
         self.seed = seed
         self.spec = spec
         self.rows = spec["requests"]
         self.config = spec["config"]
         self.every = every
-        self.scheduler = Scheduler(limits_of(self.config), SGLANG)
+        self.scheduler = self.make_scheduler()
         self.requests = [self._request(number, row) for number, row in enumerate(self.rows)]
         self.submitted: list[int] = []
         self.first_us = [-1] * len(self.rows)
@@ -62,21 +69,27 @@ class Server:
         self.retracted: list[int] = []
         self.now_us = self.device_free_us = 0
 
+    def make_scheduler(self) -> Scheduler:
+        """The core's scheduler for the configuration."""
+        return Scheduler(limits_of(self.config), SGLANG)
+
     def _request(self, number: int, row: dict[str, Any]) -> Request:
         spans = row.get("spans") or [[own_prompt(number), 0, row["input_tokens"]]]
         generated = (row.get("output_content", own_output(number)), 0)
         scope = Scope(salt=row.get("salt", ""))
         keys = BlockKeys.of_spans(
-            self.config["page_size"], [(a, b, c) for a, b, c in spans], generated, scope
+            self.scheduler.limits.block_size, [(a, b, c) for a, b, c in spans], generated, scope
         )
-        return Request(
+        request = Request(
             str(number),
             keys,
             row["input_tokens"],
-            row["output_tokens"],
+            row.get("stop_after", row["output_tokens"]) if self.told else row["output_tokens"],
             arrival_ns=row["arrival_us"] * 1000,
             index=number,
         )
+        request.max_tokens = row["output_tokens"]
+        return request
 
     def run(self) -> Decisions:
         """Serves every request to its end."""
@@ -152,13 +165,13 @@ class Server:
         running = self.scheduler.running
         yielding = [chunk.request for chunk in plan.chunks if chunk.last] + list(plan.decodes)
         for request in yielding:
-            if request not in running.requests:
+            if request not in running.requests and not self.keeps_tokens:
                 continue
             # The plan is still in flight: what it yields comes after what was emitted so far.
             produced = self._emitted(request, plan) + 1
             if self.first_us[request.index] < 0:
                 self.first_us[request.index] = self.now_us
-            if self.rows[request.index].get("stop_after") == produced:
+            if self.rows[request.index].get("stop_after") == produced and not self.told:
                 stopped.append(request.id)
         outcome = Outcome(stopped=tuple(stopped))
         self.ended += len(self.scheduler.commit(plan, outcome, self.now_us * 1000))
@@ -185,19 +198,19 @@ class Server:
         ]
 
 
-def first_difference(ours: Decisions, theirs: Decisions) -> str:
+def first_difference(ours: Decisions, theirs: Decisions, engine: str = "SGLang") -> str:
     """The first turn or request that differs, with all fields that do; empty where all is the same."""
     for number, (one, other) in enumerate(zip(ours.turns, theirs.turns, strict=False)):
         if one != other:
             fields = [
-                f"{name} {getattr(one, name)}, SGLang {getattr(other, name)}"
+                f"{name} {getattr(one, name)}, {engine} {getattr(other, name)}"
                 for name in Turn._fields
                 if getattr(one, name) != getattr(other, name)
             ]
             return f"turn {number} at {other.start_us} us: " + "; ".join(fields)
     if len(ours.turns) != len(theirs.turns):
-        return f"{len(ours.turns)} turns, SGLang {len(theirs.turns)}"
+        return f"{len(ours.turns)} turns, {engine} {len(theirs.turns)}"
     for number, (mine, yours) in enumerate(zip(ours.served, theirs.served, strict=True)):
         if mine != yours:
-            return f"request {number}: {mine}, SGLang {yours}"
+            return f"request {number}: {mine}, {engine} {yours}"
     return ""

@@ -16,6 +16,7 @@ EVICTION = ("lru", "lru", "lru", "lru", "lfu", "slru", "fifo", "mru", "filo")
 
 
 PRESSURE = "pressure"
+LONGER = {"exact-tokens": 1, "max-tokens": 4}  # `max_new_tokens` of requests, in lengths of their outputs
 OVERLAP = {"overlap": True, "synchronous": False}
 
 
@@ -23,9 +24,12 @@ def specification(seed: int, *features: str) -> Spec:
     """The scenario of a seed.
 
     With the feature `pressure` running requests outgrow the memory. `overlap` and `synchronous` say whether
-    scheduling and computing overlap; without either, the seed does.
+    scheduling and computing overlap; without either, the seed does. With `exact-tokens` and `max-tokens`
+    equal requests want memory at once, which stop after a part of what they may generate in the second.
     """
     draw = SglangDraw(1_000_000 + seed)
+    for feature in LONGER.keys() & features:
+        return draw.stopping(LONGER[feature], overlap=seed % 2 > 0)
     spec = draw.sglang(pressure=PRESSURE in features)
     for feature in OVERLAP.keys() & features:
         spec["config"]["overlap"] = OVERLAP[feature]
@@ -85,3 +89,29 @@ class SglangDraw(Draw):
             config["schedule_conservativeness"] = 0.01
             config["ignore_eos"] = False
         return {"config": config, "cost": base["cost"], "requests": requests}
+
+    def stopping(self, longer: int, *, overlap: bool) -> Spec:
+        """Requests that may generate `longer` times what they do, in memory for about twenty of them."""
+        requests: list[dict[str, Any]] = []
+        for _ in range(100):
+            output = self.between(20, 60)
+            row = {"arrival_us": 0, "input_tokens": self.between(30, 90), "output_tokens": longer * output}
+            requests.append(row | ({"stop_after": output} if longer > 1 else {}))
+        page = self.choice(1, 16)
+        config = {
+            "page_size": page,
+            "usable_pages": 2000 // page,
+            "longest": 400,
+            "max_running_requests": 64,
+            "chunked_prefill_size": 512,
+            "max_prefill_tokens": 16384,
+            "schedule_policy": "fcfs",
+            "schedule_conservativeness": (0.3, 1.0)[self.chance(50)],
+            "enable_mixed_chunk": False,
+            "enable_prefix_caching": True,
+            "overlap": overlap,
+            "radix_eviction_policy": "lru",
+            "ignore_eos": False,
+        }
+        cost = {"step_us": 5000, "token_us": 10, "context_ns": 100}
+        return {"config": config, "cost": cost, "requests": requests}

@@ -142,8 +142,14 @@ CSV = b"arrival_s,input_tokens,output_tokens\n0,10,1\n\n1,20,2\n2,30,3\n"
         (CSV.replace(b"1,20", b"-1,20"), ", line 4, field arrival_s: -1 is less than 0"),
         (CSV.replace(b"1,20,2", b"1,20"), ", line 4: 2 fields where the header has 3"),
         (CSV.replace(b"20", b"\xff"), ", line 4: not UTF-8"),
-        (CSV.replace(b"output_tokens", b"out"), "line 1: column output_tokens is missing"),
-        (CSV.replace(b"arrival_s", b"time"), "line 1: column arrival_s is missing"),
+        (
+            CSV.replace(b"output_tokens", b"out"),
+            "no column is known to hold output tokens; say which: --column",
+        ),
+        (
+            CSV.replace(b"arrival_s", b"begun"),
+            "no column is known to hold arrival times; say which: --column",
+        ),
         (CSV.replace(b"arrival_s", b"input_tokens"), "line 1: "),
         (CSV.splitlines(keepends=True)[0], "at least one"),
         (b"arrival_s,input_tokens,output_tokens,after\n0,1,1,0\n", "line 2, field after: must be"),
@@ -220,7 +226,7 @@ def test_what_replay_can_mend_is_told_by_its_own_options(tmp_path: Path) -> None
     assert "add --tokenizer FOLDER" in texts and "convert" not in texts
     other = refusal(tmp_path, b"time,prompt,completion\n0.5,1458,382\n")
     assert "Its first line is 'time, prompt, completion'" in other
-    assert "needs the columns arrival_s, input_tokens, output_tokens" in other
+    assert "say which: --column arrival=NAME --column input=NAME --column output=NAME" in other
 
 
 def test_a_vllm_benchmark_without_its_requests_says_how_to_get_them(tmp_path: Path) -> None:
@@ -228,7 +234,8 @@ def test_a_vllm_benchmark_without_its_requests_says_how_to_get_them(tmp_path: Pa
     text = refusal(tmp_path, json.dumps(summary).encode())
     assert "field input_lens: missing; run the benchmark again with --save-result --save-detailed" in text
     detailed = {**summary, "input_lens": [3], "output_lens": [2]}
-    assert "field start_times: missing; run the benchmark" in refusal(tmp_path, json.dumps(detailed).encode())
+    text = refusal(tmp_path, json.dumps(detailed).encode())
+    assert "field start_times: missing, and the file does not say how requests were sent; run the" in text
 
 
 def test_paths_that_are_no_trace(tmp_path: Path) -> None:

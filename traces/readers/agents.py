@@ -18,6 +18,7 @@ import numpy as np
 from pagecast.sim.core.identity.content import own_prompt
 from pagecast.traces.arrivals import ArrivalProcess
 from pagecast.traces.building import BlockSpans, RequestRows
+from pagecast.traces.head import json_fields
 from pagecast.traces.operations import sort as sort_trace
 from pagecast.traces.records import Record, records
 from pagecast.traces.schema import Trace
@@ -26,6 +27,7 @@ from pagecast.traces.source import Source
 
 BLOCK_TOKENS = 64
 SESSION_RATE = 0.01
+recognise = json_fields("session", "agent", "t", "input_length", "output_length", "hash_ids", "think_time")
 _COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "session", "after", "gap_s", "model")
 
 

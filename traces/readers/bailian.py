@@ -10,11 +10,13 @@ from dataclasses import replace
 
 from pagecast.sim.core.identity.content import own_prompt
 from pagecast.traces.building import BlockSpans, RequestRows
+from pagecast.traces.head import json_fields
 from pagecast.traces.records import Record, records
 from pagecast.traces.schema import Trace
 from pagecast.traces.source import Source
 
 BLOCK_TOKENS = 16
+recognise = json_fields("chat_id", "parent_chat_id", "timestamp", "input_length", "output_length", "hash_ids")
 _ROOT = "-1"
 
 

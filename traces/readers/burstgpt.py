@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from pagecast.traces.head import csv_columns
 from pagecast.traces.schema import Trace
 from pagecast.traces.source import Source
 from pagecast.traces.tabular import read_table
 
 COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
 OPTIONAL = ("Model", "Session ID")
+recognise = csv_columns(*COLUMNS[1:])
 
 
 def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:

@@ -11,11 +11,13 @@ import math
 from dataclasses import replace
 
 from pagecast.traces.building import BlockSpans, RequestRows
+from pagecast.traces.head import json_fields
 from pagecast.traces.records import Record, records
 from pagecast.traces.schema import Trace
 from pagecast.traces.source import Source
 
 BLOCK_TOKENS = 512
+recognise = json_fields("timestamp", "input_length", "output_length", "hash_ids")
 TRACE_COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "priority", "session", "after", "gap_s")
 """Columns of a trace that the format has."""
 

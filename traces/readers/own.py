@@ -9,23 +9,26 @@ Every column of the schema may stand in it (`traces/schema.py` says what each me
 `input_tokens` and `output_tokens` must, but `after` takes the place of `arrival_s`. A prompt is `spans`
 (lists of text, offset, length; here the second turn quotes the first one's output), or `block_ids` with
 `block_ids_tokens` (equal id = equal tokens; the prompt is their concatenation, cut to `input_tokens`), or
-`token_ids`; with none of them it is unique. A file uses one of the three. The first line of a generated
-trace may hold its recipe as `generated` (`traces/recipe.py`).
+`token_ids`; with none of them it is unique. A file uses one of the three. The first line of a generated trace
+may hold its recipe as `generated` (`traces/recipe.py`), and that of one whose clients hold requests back
+their limit: `"concurrency": {"most": 64}`.
 """
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from pagecast.traces.building import BlockSpans, RequestRows
+from pagecast.traces.head import Head
 from pagecast.traces.records import Record, records
 from pagecast.traces.schema import (
     COLUMNS,
+    CONCURRENCY,
     DEFAULTS,
     INTEGERS,
     RECIPE,
@@ -34,21 +37,29 @@ from pagecast.traces.schema import (
     Ints,
     Spans,
     Trace,
+    kept_concurrency,
     kept_recipe,
     starts,
 )
 from pagecast.traces.source import Source
 
 FORMS = ("spans", "block_ids", "token_ids")
+_MARKS = {"arrival_s", "after", "input_tokens", "output_tokens", *FORMS}
 _LEAST = {"input_tokens": 1, "output_tokens": 1, "output_offset": 0, "public_tokens": 0, "retry": 0}
+
+
+def recognise(head: Head) -> int:
+    """How many of the main fields a file has, where arrivals or prompts go by the names used here."""
+    found = _MARKS & (head.keys or set())
+    return len(found) if found & {"arrival_s", "after", *FORMS} and len(found) >= 2 else 0
 
 
 def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:
     """Reads the file. Raises BadInput for fields missing, mistyped, or at odds with each other."""
     names = list(REQUIRED)
     rows, prompts = RequestRows(source, names), _PromptRows()
-    recipe = None
-    seen_names = {*names, *FORMS, "block_ids_tokens", RECIPE}
+    recipe = concurrency = None
+    seen_names = {*names, *FORMS, "block_ids_tokens", RECIPE, CONCURRENCY}
     for record in records(source, limit):
         for name in record.values.keys() - seen_names:
             seen_names.add(name)
@@ -59,10 +70,16 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
         prompts.add(record, values[1])
         rows.add(record.line, *values)
         recipe = recipe or record.values.get(RECIPE)
-    ignored = sorted(seen_names - {*COLUMNS, *FORMS, "block_ids_tokens", RECIPE})
+        concurrency = concurrency or record.values.get(CONCURRENCY)
+    ignored = sorted(seen_names - {*COLUMNS, *FORMS, "block_ids_tokens", RECIPE, CONCURRENCY})
     notes = [f"fields that are not part of the schema are ignored: {', '.join(ignored)}"] if ignored else []
     trace = rows.finish(prompts.spans(), prompts.token_ids(), sort=sort, notes=notes)
-    return replace(trace, recipe=kept_recipe(recipe, limit, len(trace)), block_tokens=prompts.block_tokens())
+    return replace(
+        trace,
+        recipe=kept_recipe(recipe, limit, len(trace)),
+        block_tokens=prompts.block_tokens(),
+        concurrency=kept_concurrency(concurrency),
+    )
 
 
 def _value(record: Record, name: str) -> Any:
@@ -120,6 +137,13 @@ class _PromptRows:
         return self._rows.rows if isinstance(self._rows, _Ids) else None
 
 
+def _whole_numbers(values: Sequence[Any]) -> Sequence[int]:
+    """The same, for an array that takes booleans too. Errors: TypeError for anything but integers."""
+    if set(map(type, values)) - {int}:
+        raise TypeError("not whole numbers")
+    return values
+
+
 class _Spans:
     """Prompts given as `spans`."""
 
@@ -133,7 +157,7 @@ class _Spans:
         spans = record.items("spans")
         try:
             for content, offset, length in spans:
-                self._flat.extend((content, offset, length))
+                self._flat.extend(_whole_numbers((content, offset, length)))
         except (TypeError, ValueError, OverflowError):
             raise record.fail("spans", "must be lists of three whole numbers: text, offset, length") from None
         self._counts.append(len(spans))
@@ -174,7 +198,7 @@ class _Ids:
 
     def add(self, record: Record, input_tokens: int) -> None:
         try:
-            ids = array("q", record.items("token_ids"))
+            ids = array("q", _whole_numbers(record.items("token_ids")))
         except (TypeError, OverflowError):
             raise record.fail("token_ids", "holds something other than whole numbers") from None
         if ids and min(ids) < 0:

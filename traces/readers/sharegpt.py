@@ -19,6 +19,7 @@ import numpy as np
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 from pagecast.traces.arrivals import ArrivalProcess
 from pagecast.traces.building import NO_REQUESTS, RequestRows
+from pagecast.traces.head import json_fields
 from pagecast.traces.operations import sort as sort_trace
 from pagecast.traces.records import Record, items, records
 from pagecast.traces.schema import Spans, Trace, starts
@@ -29,6 +30,7 @@ Encode = Callable[[str], Sequence[int]]
 Named = tuple[int, int]  # a message: the name of its text, and its tokens
 SESSION_RATE = 1.0
 THINK_S = 10.0
+recognise = json_fields("conversations", "messages", "from", "value", "role", "content")
 _ANSWERS = {"gpt", "assistant", "chatgpt", "bing", "bard", "model"}
 _COLUMNS = (
     "arrival_s",

@@ -193,8 +193,8 @@ def record(
     scheduler = spec.scheduler(log=True)
     if isinstance(scheduler.memory, RadixMemory):
         raise BadInput(
-            f"the profile {scenario.profile} keeps a radix tree, whose pages have no numbers, so there is "
-            "no map of blocks; choose another profile"
+            f"{scenario.profile.label} keeps a radix tree, whose pages have no numbers, so there is "
+            "no map of blocks; choose another engine"
         )
     collector, recorder = Collector(scheduler, int), Recorder(keep_steps=True)
     served = alone(trace, spec, Arrivals(trace), recorder, scheduler)

@@ -14,6 +14,7 @@ from pagecast.planner_app.dashboard.blocks.log import record
 from pagecast.planner_app.dashboard.blocks.pool_view import payload, request_name, show_pool
 from pagecast.planner_app.dashboard.shell.elements import show_progress
 from pagecast.planner_app.dashboard.shell.jobs import Results
+from pagecast.planner_app.dashboard.shell.problems import fragment
 from pagecast.planner_app.dashboard.shell.replays import trace_for
 from pagecast.planner_app.dashboard.shell.state import session
 from pagecast.sim.core.errors import BadInput
@@ -64,7 +65,7 @@ def _replay() -> None:
         show_progress("blocks", "replaying, block by block")
         return
     if len(movie):
-        st.fragment(_player)(movie, str(key), trace)
+        fragment(_player)(movie, str(key), trace)
     else:
         st.info("Nothing happened to any block: every request was rejected.")
 

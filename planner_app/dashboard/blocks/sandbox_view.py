@@ -25,6 +25,7 @@ from pagecast.planner_app.dashboard.blocks.sandbox import (
     text_of,
 )
 from pagecast.planner_app.dashboard.shell.elements import plain
+from pagecast.planner_app.dashboard.shell.problems import fragment
 from pagecast.sim.core.engines.registry import PROFILES
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.request import State
@@ -53,7 +54,7 @@ EXAMPLES = {
 def render() -> None:
     """Draws it, as a part of the page that is drawn anew without the rest."""
     st.caption("The scheduler and cache of every replay, driven by hand: the real ones, no model of them.")
-    st.fragment(_draw)()
+    fragment(_draw)()
 
 
 def _draw() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from pagecast.planner_app.dashboard.shell.cards import change
-from pagecast.planner_app.dashboard.shell.elements import plain
+from pagecast.planner_app.dashboard.shell.elements import cost_words, plain
 from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.reports.style import chart, label, line, quantiles
 from pagecast.planner_app.wording.quantities import seconds
@@ -43,7 +43,7 @@ def table(results: Mapping[str, Result], views: Mapping[str, PageView], baseline
         for title, (figure, words) in _ROWS.items():
             against = None if name == baseline else base.get(figure)
             cells[title] = plain(_cell(figures[name].get(figure), against, words, figure in _SHARES))
-        cells["Step costs"] = plain(result.summary["costs"])
+        cells["Step costs"] = plain(cost_words(result.summary["costs"]).removeprefix("costs "))
         columns[plain(name) + (" (baseline)" if name == baseline else "")] = cells
     return pd.DataFrame(columns)
 

@@ -13,7 +13,8 @@ from pagecast.planner_app.reports.style import BLUE, GREY, Floats, chart, label,
 from pagecast.planner_app.wording.quantities import counted, seconds
 
 _SPANS = 60  # parts of the time for which TTFT is shown
-_RECOVERED = 1.2  # times the TTFT without the loss that counts as recovered
+_WORSE = 1.2  # times the highest TTFT without the loss: more than chance
+_SOON = 3  # spans after the loss within which its effect must begin
 
 
 def hits_per_router(table: pd.DataFrame) -> go.Figure:
@@ -29,7 +30,8 @@ def hits_per_router(table: pd.DataFrame) -> go.Figure:
         x=[label(name) for name in table["router"]],
         y=table["token_hit_rate"],
         marker_color=BLUE,
-        text=[f"TTFT p99 {seconds(value)}" for value in table["ttft_p99_s"]],
+        text=[f"TTFT p99<br>{seconds(value)}" for value in table["ttft_p99_s"]],
+        textangle=0,
         hovertemplate="%{y:.1%}, %{text}<extra>%{x}</extra>",
     )
     return figure
@@ -64,20 +66,31 @@ def death_in_words(study: FleetStudy) -> str:
     rejected = study.lost.summary["rejected"] - study.run.summary["rejected"]
     refused = f", {rejected:,} rejected" if rejected > 0 else ""
     recovered = recovery_s(study)
-    until = "; TTFT does not recover" if recovered is None else f"; TTFT recovers after {seconds(recovered)}"
+    until = "; TTFT does not recover"
+    if recovered is not None:
+        until = f"; TTFT recovers after {seconds(recovered)}"
+    if recovered == 0:
+        until = ": no more than it differs by chance"
     return f"{sent}{refused}; TTFT p99 {seconds(after)} instead of {seconds(before)}{until}."
 
 
 def recovery_s(study: FleetStudy) -> float | None:
-    """Seconds from the loss until TTFT p90 stays near that without it; None: it never does."""
+    """Seconds from the loss until TTFT p90 is within what it is without it; None: it never is.
+
+    0: the loss shows no more than chance does. Each span is compared with the highest of the replays without
+    the loss; its effect is the spans in a row that are above, from one soon after the loss on.
+    """
     assert study.lost is not None and study.loss_s is not None
     edges = _edges(study.run)
-    without, with_loss = (_p90(run, edges) for run in (study.run, study.lost))
-    worse = with_loss > _RECOVERED * without
-    ends = edges[1:][worse & (edges[1:] > study.loss_s)]
-    if not len(ends):
+    without = np.fmax.reduce([_p90(run, edges) for run in (study.run, *study.others)])
+    with_loss = _p90(study.lost, edges)
+    spans = np.flatnonzero(~np.isnan(without + with_loss) & (edges[1:] > study.loss_s))
+    worse = (with_loss > _WORSE * without)[spans]
+    if not worse[:_SOON].any():
         return 0.0
-    return None if ends[-1] == edges[-1] else float(ends[-1] - study.loss_s)
+    first = int(np.argmax(worse))
+    back = np.flatnonzero(~worse[first:])
+    return float(edges[spans[first + back[0]]] - study.loss_s) if len(back) else None
 
 
 def ttft_over_time(run: FleetRun) -> tuple[Floats, Floats]:

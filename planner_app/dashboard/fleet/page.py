@@ -116,7 +116,7 @@ def _cards(view: PageView, study: FleetStudy) -> None:
     cards = (
         ("TTFT, p99", seconds(summary["ttft_s"]["p99"])),
         ("TPOT, p99", seconds(summary["tpot_s"]["p99"])),
-        ("Prompt tokens found cached", f"{summary['token_hit_rate']:.1%}"),
+        ("Found cached", f"{summary['token_hit_rate']:.1%}"),
         ("GPU hours", f"{fleet['gpu_hours']:.2f}"),
         ("Cost", cost),
     )

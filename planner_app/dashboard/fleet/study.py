@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import FleetResult, replay_fleet
 from pagecast.sim.scenario import Scenario
+from pagecast.traces.operations import sort
 from pagecast.traces.schema import Trace
 
+_OTHERS = 3
 _REQUEST_COLUMNS = ["arrival_s", "ttft_s", "replica", "state"]
 
 
@@ -35,6 +38,9 @@ class FleetRun:
 class FleetStudy:
     """A fleet's replay, the same with a replica lost (None: none is), and a row per router.
 
+    `others` are replays without the loss whose arrivals are a little earlier or later: what differs among
+    them is chance.
+
     `routers` has `router`, `token_hit_rate`, `ttft_p99_s`, `tpot_p99_s`, `herding` and `imbalance`.
     """
 
@@ -42,6 +48,7 @@ class FleetStudy:
     lost: FleetRun | None
     loss_s: float | None
     routers: pd.DataFrame
+    others: tuple[FleetRun, ...] = ()
 
 
 def study_for(
@@ -75,12 +82,12 @@ def study(
     Errors: BadInput for what can't be replayed.
     """
     others = [name for name in dict.fromkeys(routers) if name != fleet.router.policy]
-    total = 1 + len(others) + (loss is not None)
+    total = 1 + len(others) + (0 if loss is None else 1 + _OTHERS)
     done = 0
 
-    def replayed(settings: FleetSettings) -> FleetResult:
+    def replayed(settings: FleetSettings, work: Trace = trace) -> FleetResult:
         nonlocal done
-        result = replay_fleet(trace, scenario, settings, keep_steps=False)
+        result = replay_fleet(work, scenario, settings, keep_steps=False)
         done += 1
         if progress is not None:
             progress((done, total, "fleets replayed"))
@@ -91,12 +98,24 @@ def study(
     for name in others:
         rows.append(_row(name, replayed(_behind(fleet, name))))
     loss_run = loss_s = None
+    by_chance: tuple[FleetRun, ...] = ()
     if loss is not None:
         loss_s = float(result.requests["arrival_s"].max()) * loss
         incident = {"at_s": loss_s, "replica": f"{fleet.group_name(0)}-0", "back_after_s": 0.0}
         fields = {**fleet.model_dump(), "incidents": [incident]}
         loss_run = FleetRun.of(replayed(FleetSettings.make(fields)))
-    return FleetStudy(FleetRun.of(result), loss_run, loss_s, pd.DataFrame(rows))
+        by_chance = tuple(FleetRun.of(replayed(fleet, _moved(trace, seed))) for seed in range(_OTHERS))
+    return FleetStudy(FleetRun.of(result), loss_run, loss_s, pd.DataFrame(rows), by_chance)
+
+
+def _moved(trace: Trace, seed: int) -> Trace:
+    """The trace with each arrival moved by up to half of the mean time between two, either way."""
+    arrival = trace.seconds("arrival_s")
+    given = ~np.isnan(arrival)
+    apart = float(np.ptp(arrival[given])) / max(given.sum() - 1, 1)
+    moved = arrival + apart * np.random.default_rng(seed).uniform(-0.5, 0.5, len(arrival))
+    requests = trace.requests.assign(arrival_s=np.maximum(moved, 0.0))
+    return sort(replace(trace, requests=requests))
 
 
 def _behind(fleet: FleetSettings, router: str) -> FleetSettings:

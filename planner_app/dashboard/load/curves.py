@@ -11,7 +11,7 @@ from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion
 from pagecast.planner_app.planner.capacity.options import PlanOptions
-from pagecast.planner_app.planner.capacity.users import Load, requests_per_s, serve
+from pagecast.planner_app.planner.capacity.users import Load, LoadSize, requests_per_s, serve
 from pagecast.planner_app.planner.prices import usd_per_million_tokens
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.core.errors import BadInput
@@ -82,15 +82,15 @@ def curves(
 
 def _figures(trace: Trace, scenario: Scenario, level: Slo | None, load: float) -> dict[str, Any]:
     offered_load = Load("rate", load)
-    replay = serve(trace, scenario, offered_load, most_requests=MOST_REQUESTS)
+    replay = serve(trace, scenario, offered_load, size=LoadSize(MOST_REQUESTS))
     requests, endings = replay.measured, replay.ended
     figures: dict[str, Any] = {
         "ttft_p50_s": _percentile(requests, "ttft_s", 50),
         "ttft_p99_s": _percentile(requests, "ttft_s", 99),
         "tpot_p99_s": _percentile(requests, "tpot_s", 99),
         "output_tokens_per_s": float(endings["output_tokens"].sum()) / max(replay.seconds, 1e-9),
-        "num_gpu_blocks": replay.result.summary["num_gpu_blocks"],
-        "costs": replay.result.summary["costs"],
+        "num_gpu_blocks": scenario.blocks(),
+        "costs": scenario.step_costs().name,
         "reason": "",
     }
     if level is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Any
 
 import pandas as pd
@@ -12,7 +13,14 @@ from pagecast.planner_app.dashboard.load.charts import (
     ttft_against_load,
 )
 from pagecast.planner_app.dashboard.load.curves import curves_for, usd_per_million
-from pagecast.planner_app.dashboard.shell.elements import failed, plain, show_charts, show_progress
+from pagecast.planner_app.dashboard.load.highest import SLOT, Rates, rates_for
+from pagecast.planner_app.dashboard.shell.elements import (
+    cost_words,
+    failed,
+    plain,
+    show_charts,
+    show_progress,
+)
 from pagecast.planner_app.dashboard.shell.replays import trace_for
 from pagecast.planner_app.dashboard.shell.state import session
 from pagecast.planner_app.dashboard.shell.view import PageView
@@ -25,7 +33,7 @@ MOST_GPUS = 4
 
 def render() -> None:
     """Draws the page."""
-    own, view = session(), session().view
+    own, view = session(), session().view.without(("concurrency",))  # whose clients have no rate
     trace = trace_for(own, view)
     if trace is None:
         show_progress("read", "reading the upload")
@@ -48,7 +56,10 @@ def render() -> None:
     gpus_each = view["tensor_parallel_size"]
     costs = [usd_per_million(row, prices, gpus_each) for _, row in table.iterrows()]
     table = table.assign(usd_per_million=pd.Series(costs, index=table.index, dtype=float))
-    _cards(table)
+    rates = rates_for(own, view, trace, gpus)
+    _cards(table, rates)
+    if rates is None and view["slo"].strip() and not failed(SLOT):
+        show_progress(SLOT, "the highest rate of each GPU")
     ran = table[table["reason"] == ""]
     if not len(ran):
         return
@@ -59,9 +70,10 @@ def render() -> None:
         figures.append(cost_against_load(ran))
     show_charts(figures, "load")
     st.caption(
-        "Each point is a replay at a multiple of the side bar's rate, long enough for the server to settle; "
-        "think times stay. A line ends where a GPU is overloaded. For the highest rate that lasts, with an "
-        "interval, use pagecast plan."
+        "Each point is a replay at a multiple of the side bar's rate, long enough for the server to settle: "
+        "its figures are of more requests than What-if's, and of none that came first or last. Think times "
+        "stay. A line ends where a GPU is overloaded. The highest rate is that of pagecast plan, which gives "
+        "it an interval."
     )
 
 
@@ -74,7 +86,7 @@ def ttft_bound(view: PageView) -> float | None:
     return bounds.get("p99", next(iter(bounds.values()), None))
 
 
-def _cards(table: pd.DataFrame) -> None:
+def _cards(table: pd.DataFrame, rates: Rates | None) -> None:
     """A card per GPU, side by side: its figures at the side bar's load, and one sentence on what to do."""
     groups = list(table.groupby("gpu", sort=False))
     for column, (gpu, rows) in zip(st.columns(len(groups)), groups, strict=True):
@@ -87,8 +99,9 @@ def _cards(table: pd.DataFrame) -> None:
                 continue
             for title, text in _figures(here):
                 st.metric(title, text)
-            st.caption(f"{here['num_gpu_blocks']:,.0f} KV blocks, costs {plain(here['costs'])}")
-            st.markdown(f"**{plain(advice(rows))}**")
+            costs = plain(cost_words(here["costs"]))
+            st.caption(f"{here['num_gpu_blocks']:,.0f} KV blocks, {costs}")
+            st.markdown(f"**{plain(advice(rows, rates))}**")
 
 
 def _figures(row: Any) -> list[tuple[str, str]]:
@@ -100,16 +113,30 @@ def _figures(row: Any) -> list[tuple[str, str]]:
     return figures
 
 
-def advice(rows: pd.DataFrame) -> str:
-    """One sentence on what to do with a GPU, from its rows at all loads."""
+def advice(rows: pd.DataFrame, rates: Rates | None = None) -> str:
+    """One sentence on what to do with a GPU, from its rows at all loads and the highest rates."""
     if "meets" not in rows:
         return "Set an SLO in the side bar to see the load that this GPU can take."
-    good = rows[rows["meets"].astype(bool)]
+    offered, gpu = float(rows[rows["load"] == 1.0]["requests_per_s"].iloc[0]), rows["gpu"].iloc[0]
+    if rates is None or gpu not in rates:
+        return _between(rows)
+    most = rates[gpu]
+    if most is None:
+        return "Do not serve this traffic with this GPU: one replica keeps the SLO at no load."
+    if offered <= most:
+        return f"One replica is enough: it takes up to {most:.3g} requests/s."
+    return (
+        f"Spread this traffic over {ceil(offered / most)} replicas: each takes up to {most:.3g} requests/s."
+    )
+
+
+def _between(rows: pd.DataFrame) -> str:
+    """The loads tried between which the highest one lies."""
+    meets = rows["meets"].astype(bool)
+    good, bad = rows[meets]["requests_per_s"], rows[~meets]["requests_per_s"]
     if not len(good):
-        return "Do not serve this traffic with one replica: it keeps the SLO at no load tried."
-    most = good["requests_per_s"].max()
-    if not (good["load"] == 1.0).any():
-        return f"Spread this traffic over more replicas, of at most {most:.3g} requests/s each."
-    if good["load"].max() == rows["load"].max():
-        return f"One replica is enough: it keeps the SLO at every load tried, up to {most:.3g} requests/s."
-    return f"One replica is enough: of the loads tried it keeps the SLO up to {most:.3g} requests/s."
+        return f"The SLO is broken at every load tried, from {bad.min():.3g} requests/s on."
+    above = bad[bad > good.max()]
+    if not len(above):
+        return f"The SLO holds at every load tried, up to {good.max():.3g} requests/s."
+    return f"The SLO holds at {good.max():.3g} requests/s and breaks at {above.min():.3g}."

@@ -42,7 +42,9 @@ def show_cards(cards: list[Card]) -> None:
     columns = st.columns([max(len(card.title), _LEAST_WIDTH) for card in cards])  # titles are not cut
     for number, (column, card) in enumerate(zip(columns, cards, strict=True)):
         with column, st.container(border=True, height="stretch"):
-            with st.container(key=f"pending_{number}" if card.pending else f"card_{number}"):
+            broken = any(not holds for _, holds in card.verdicts)
+            state = "pending" if card.pending else "broken" if broken else "card"
+            with st.container(key=f"{state}_{number}"):
                 st.metric(
                     card.title,
                     "–" if card.value is None else card.words(card.value),
@@ -65,7 +67,7 @@ def show_verdict(term: str, holds: bool) -> None:
     st.badge(
         plain(term) + (" holds" if holds else " is broken"),
         icon=":material/check_circle:" if holds else ":material/cancel:",
-        color="blue" if holds else "orange",
+        color="blue" if holds else "red",
     )
 
 

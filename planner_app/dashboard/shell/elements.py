@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from textwrap import wrap
 
 import plotly.graph_objects as go
 import streamlit as st
@@ -11,7 +12,9 @@ from pagecast.planner_app.dashboard.shell.state import session
 from pagecast.planner_app.reports.style import caption_of, title_of
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>()#+\-.!|~$:&^=@])")
-_CHART = {"displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d"]}
+# Its tool bar would lie on the legends of a phone, and before everything else for a keyboard.
+_CHART = {"displayModeBar": False}
+_AXIS_TITLE = 32  # letters on a line, as many as a phone has room for
 _TICK_S = 0.4
 
 
@@ -21,10 +24,17 @@ def plain(text: object) -> str:
     return _MARKUP.sub(r"\\\1", "".join(char for char in one_line if char.isprintable()))
 
 
+def cost_words(name: str) -> str:
+    """Step costs by their name; those that are put together of operations were not measured as a whole."""
+    return "costs composed of measured operations" if name == "measured" else f"costs {name}"
+
+
 def show_chart(figure: go.Figure, key: str) -> None:
     """A chart in a frame of its own."""
     with st.container(border=True, height="stretch"):
         st.markdown(f"**{plain(title_of(figure))}**")
+        title = figure.layout.xaxis.title.text or ""
+        figure.update_xaxes(title_text="<br>".join(wrap(title, _AXIS_TITLE)))
         st.plotly_chart(figure, key=key, config=_CHART, alt=f"{title_of(figure)}. {caption_of(figure)}")
         st.caption(plain(caption_of(figure)))
 

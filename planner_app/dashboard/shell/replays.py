@@ -9,6 +9,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from pagecast.planner_app.dashboard.shell.jobs import Results
+from pagecast.planner_app.dashboard.shell.problems import NothingToShow
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import UPLOAD, PageView
 from pagecast.planner_app.dashboard.shell.workload import keep, read_upload, trace_of, traces
@@ -30,7 +31,11 @@ def trace_for(own: Session, view: PageView) -> Trace | None:
         return trace_of(view)
     upload = own.uploads.get(view["upload"])
     if upload is None:
-        raise BadInput("choose a trace file in the side bar: a link does not carry an upload")
+        if view["upload"]:
+            raise NothingToShow(
+                "This link shows a trace that only its sender has: choose the file in the side bar"
+            )
+        raise NothingToShow("Choose a trace file in the side bar")
     trace: Trace | None = traces.get(view.trace_key())
     if trace is not None:
         return trace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
@@ -15,6 +16,8 @@ from pagecast.planner_app.dashboard.shell.view import (
     NO_SPECULATION,
     UPLOAD,
     PageView,
+    same,
+    typed_prices,
 )
 from pagecast.planner_app.dashboard.shell.widgets import (
     WidgetLook,
@@ -45,9 +48,20 @@ def ask() -> PageView:
         values |= _server()
         values |= _tiers(values["model"])
         values |= _speculation()
-        values |= _more()
+        values |= _more(values["gpu"])
     own.view = PageView.of(values)
+    own.problem = own.problem or refused(own.linked, values)
+    own.linked = {}
     return own.view
+
+
+def refused(linked: Mapping[str, str], shown: Mapping[str, Any]) -> str:
+    """Which values of a link are not those that the side bar shows; empty where all are."""
+    texts = []
+    for name, value in shown.items():
+        if name in linked and name != "upload" and not same(name, linked[name], value):
+            texts.append(f"{name} is {linked[name][:40]!r}; the page shows {value}")
+    return "; ".join(texts)
 
 
 def _bound(widget: Any, name: str, label: str, *arguments: Any, **options: Any) -> dict[str, Any]:
@@ -80,6 +94,23 @@ def _trace(own: Session) -> dict[str, Any]:
         step=0.1,
         format="%.1f ×",
         help="times as many arrivals per second as in the trace; think times stay",
+    )
+    values |= _bound(
+        st.number_input,
+        "concurrency",
+        "Requests at a time, at most",
+        0,
+        MOST_REQUESTS,
+        help="as load tools send them: the next when one ends, whatever the trace's times; 0: at its times",
+    )
+    values |= _bound(
+        st.slider,
+        "max_tokens",
+        "max_tokens, × the output",
+        1.0,
+        16.0,
+        step=0.5,
+        help="most tokens that a request may generate: SGLang and TensorRT-LLM reserve memory for it",
     )
     return values | _bound(
         st.number_input,
@@ -179,7 +210,7 @@ def _speculation() -> dict[str, Any]:
     return values if values["spec_method"] == NO_SPECULATION else values | _looking(dict(others))
 
 
-def _more() -> dict[str, Any]:
+def _more(gpu: str) -> dict[str, Any]:
     st.subheader("SLO and prices", anchor=False)
     values = _bound(
         st.text_input,
@@ -193,8 +224,13 @@ def _more() -> dict[str, Any]:
         "prices",
         "Prices, $ per GPU-hour",
         max_chars=200,
-        help="yours, separated by commas: H200=3.5, L40S=1.2; none is built in",
+        help="yours: a number for the GPU above, or several with their names: H200=3.5, L40S=1.2; none is "
+        "built in",
     )
+    try:
+        typed_prices(values["prices"], gpu)
+    except BadInput as error:
+        st.error(plain(error))
     with st.expander("More"):
         values |= _looking(more_looks())
     return values

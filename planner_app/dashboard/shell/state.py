@@ -40,14 +40,17 @@ class Session:
     uploads: dict[str, Upload] = field(default_factory=dict)
     sent: dict[str, str] = field(default_factory=dict)  # digests by the browser's numbers of files
     jobs: dict[str, Job] = field(default_factory=dict)
-    problem: str = ""
+    problem: str = ""  # of the link that the session began with
+    linked: dict[str, str] = field(default_factory=dict)  # its parameters, until they have been looked at
+    linked_view: PageView | None = None  # the first that was shown
     seen: bool = False  # whether the what-if was drawn before
     settled: Hashable = None  # what was last drawn in full: jobs begin only once the sliders rest
     folder: Any = field(default_factory=lambda: tempfile.TemporaryDirectory(prefix="pagecast-"))
 
     def keep_upload(self, name: str, data: bytes) -> str:
-        """Lays a file where only this session looks for it, and gives the digest of its content."""
-        digest = xxhash.xxh3_128_hexdigest(data)
+        """Lays a file where only this session looks for it, and gives the digest of its name and content."""
+        # Of the name too: what is kept for a trace tells its name, which is not every session's.
+        digest = xxhash.xxh3_128_hexdigest(name.encode("utf-8", "replace") + b"\0" + data)
         if digest not in self.uploads:
             path = Path(self.folder.name) / digest
             path.write_bytes(data)
@@ -87,7 +90,7 @@ def session() -> Session:
     """This session's state; a new session takes view and pins from its URL."""
     own: Session | None = st.session_state.get(_SESSION)
     if own is None:
-        own = st.session_state[_SESSION] = Session()
+        own = st.session_state[_SESSION] = Session(linked=st.query_params.to_dict())
         _read_url(own)
     return own
 

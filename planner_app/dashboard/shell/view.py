@@ -9,14 +9,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import isclose
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from pagecast.planner_app.planner.prices import read_prices
+from pagecast.planner_app.planner.load_fields import make_load
+from pagecast.planner_app.planner.prices import priced, read_prices
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.machine.gpus import gpu as find_gpu
-from pagecast.sim.machine.memory import DEFAULT_GPU_MEMORY_UTILIZATION
 from pagecast.sim.scenario import Scenario, value_type
+from pagecast.traces.load import Load
 
 GENERATED, UPLOAD = "generated", "upload"
 AT_ONCE = 2000  # requests that are replayed while the page waits; more are a job
@@ -30,6 +31,8 @@ LOAD: dict[str, Value] = {
     "sort": False,
     "requests": AT_ONCE,
     "rate": 1.0,
+    "concurrency": 0,
+    "max_tokens": 1.0,
     "slo": "ttft_p99<2s,tpot_p99<50ms",
     "prices": "",
 }
@@ -47,11 +50,8 @@ SPECULATION: dict[str, Value] = {
     "spec_drafts": 3,
     "spec_acceptance": 0.7,
 }
-# A slider shows a number where the scenario leaves the choice to the engine, or has no such tier.
-_SHOWN: dict[str, Value] = {
-    "gpu_memory_utilization": DEFAULT_GPU_MEMORY_UTILIZATION,
-    "kv_offloading_size": 0.0,
-}
+_WORDS: dict[str, Value] = {"default": None, "none": None, "the engine's": None}  # of boxes with a choice
+_SHOWN: dict[str, Value] = {"kv_offloading_size": 0.0}  # a slider shows 0 where there is no such tier
 
 
 def scenario_defaults(kind: type[Scenario] = Scenario) -> dict[str, Value]:
@@ -104,13 +104,17 @@ class PageView:
             raise BadInput(f"requests is {self['requests']}; the dashboard takes 1 to {MOST_REQUESTS:,}")
         if not 0 < self["rate"] < float("inf"):
             raise BadInput(f"rate is {self['rate']}; it must be above 0")
+        self.load()
         self.scenario()
+
+    def load(self) -> Load:
+        """How the trace's requests are sent. Errors: BadInput."""
+        most = None if self["max_tokens"] == 1 else f"{_text(self['max_tokens'])}x"
+        return make_load({"concurrency": self["concurrency"] or None, "max_tokens": most}, "view")
 
     def scenario(self) -> Scenario:
         """The scenario to replay. Errors: BadInput naming the field."""
         fields = {name: self[name] for name in SCENARIO}
-        if fields["num_gpu_blocks"] is not None:  # which replaces the memory budget
-            fields["gpu_memory_utilization"] = None
         fields["kv_offloading_size"] = fields["kv_offloading_size"] or None
         if self["spec_method"] != NO_SPECULATION:
             if fields["speculative_config"]:
@@ -133,17 +137,17 @@ class PageView:
         return PageView(tuple((name, value) for name, value in self.changed if name not in names))
 
     def prices(self) -> dict[str, float]:
-        """USD per GPU-hour by the GPU's name, as typed: `H200=3.5, L40S=1.2`. Errors: BadInput."""
-        typed = [part.strip() for part in str(self["prices"]).split(",") if part.strip()]
-        prices = {find_gpu(name).name: price for name, price in read_prices(typed).items()}
-        for name, price in prices.items():
-            if not 0 < price < float("inf"):
-                raise BadInput(f"price of {name}: {price:g}; give a number above 0, in USD per GPU-hour")
-        return prices
+        """USD per GPU-hour by the GPU's name; none where what was typed can't be read, as its box says."""
+        try:
+            return typed_prices(str(self["prices"]), self["gpu"])
+        except BadInput:
+            return {}
 
     def trace_key(self) -> tuple[Value, ...]:
         """The part of a view that its trace depends on: equal keys, equal traces."""
-        names = ["trace", "requests", "rate"]
+        names = ["trace", "requests", "rate", "concurrency", "max_tokens"]
+        if self.load().given():
+            names += ["seed"]
         if self["trace"] == GENERATED:
             names += [*GENERATOR, "seed"]
         if self["trace"] == UPLOAD:
@@ -157,6 +161,35 @@ class PageView:
     def differences(self, other: PageView) -> tuple[tuple[str, Value, Value], ...]:
         """Name, other's value and own value of every parameter in which they differ."""
         return tuple((name, other[name], self[name]) for name in DEFAULTS if self[name] != other[name])
+
+
+def same(name: str, text: str, value: Value) -> bool:
+    """Whether a parameter's text in a link stands for `value`."""
+    if text in _WORDS and _WORDS[text] == value:
+        return True
+    try:
+        typed = _typed(name, text)
+    except BadInput:
+        return False
+    if isinstance(typed, float) and isinstance(value, int | float):
+        return isclose(typed, value, rel_tol=1e-6)
+    return typed == value or (not typed and not value)
+
+
+def typed_prices(text: str, gpu: str) -> dict[str, float]:
+    """USD per GPU-hour by the GPU's name, as typed: `H200=3.5, L40S=1.2`; a number alone is of `gpu`.
+
+    Errors: BadInput.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    words = [part if "=" in part else f"{gpu}={part}" for part in parts]
+    try:
+        return priced(read_prices(words), ())
+    except BadInput as error:
+        problem = str(error).removeprefix("--price ").partition(": write ")[0]
+        raise BadInput(
+            f"{problem}: write a number above 0, in USD per GPU-hour, or a GPU and its price: {gpu}=3.5"
+        ) from None
 
 
 def _typed(name: str, value: Any) -> Value:
@@ -213,6 +246,8 @@ def command(view: PageView, file: str = "", scenario_file: str = "") -> str:
     words = ["pagecast", "replay", trace, "--limit", str(view["requests"])]
     if view["rate"] != 1:
         words += ["--speedup", _text(view["rate"])]
+    for name, value in view.load().given().items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
     if view["trace"] == UPLOAD and view["sort"]:
         words.append("--sort")
     words += ["--scenario", scenario_file] if scenario_file else _options(view)
@@ -222,8 +257,6 @@ def command(view: PageView, file: str = "", scenario_file: str = "") -> str:
 def _options(view: PageView) -> list[str]:
     words: list[str] = []
     scenario, names = view.scenario(), {"model", "gpu"}
-    if scenario.kv_tokens is not None or scenario.free_gpu_memory_fraction is not None:
-        names |= set(_SHOWN)  # an engine takes its default only where no limit is given
     options = scenario.flat()
     for name in SCENARIO:
         option, value = "--" + name.replace("_", "-"), options[name]

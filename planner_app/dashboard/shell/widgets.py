@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import streamlit as st
 from pagecast.planner_app.dashboard.shell.view import NO_SPECULATION
-from pagecast.sim.core.engines.registry import PROFILES
-from pagecast.sim.costs.calibration.file import shipped
+from pagecast.sim.core.engines.registry import engine_texts
+from pagecast.sim.costs.calibration.file import own_names, shipped
 from pagecast.sim.machine.gpus import GPUS
 from pagecast.sim.machine.models import known_models
 from pagecast.sim.machine.secondary_tiers import FILE_SYSTEM
@@ -26,7 +26,8 @@ _KV_DTYPES = ("auto", "bf16", "fp16", "fp8")
 _GPUS_EACH = (1, 2, 4, 8, 16)
 _HOST_GIB = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0)
 _STEP = 0.01  # of fractions
-_THREE = {None: "default", True: "on", False: "off"}
+_THREE = {None: "default", True: "true", False: "false"}  # as links have them
+_OF_ENGINE = "the engine's"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +52,45 @@ def server_looks() -> dict[str, WidgetLook]:
             },
         ),
         "gpu": WidgetLook("selectbox", "GPU", {"options": [gpu.name for gpu in GPUS]}),
-        "block_size": WidgetLook("select_slider", "Block size, tokens", {"options": _BLOCK_SIZES}),
+        "block_size": _open_look("Block size, tokens", _BLOCK_SIZES),
         "gpu_memory_utilization": WidgetLook(
-            "slider",
+            "number_input",
             "HBM budget, fraction of the GPU",
             {
-                "min_value": 0.30,
+                "min_value": 0.05,
                 "max_value": 1.0,
                 "step": _STEP,
+                "placeholder": _OF_ENGINE,
                 "help": "vLLM's --gpu-memory-utilization: weights, workspace and KV cache together",
             },
         ),
-        "max_num_batched_tokens": WidgetLook(
-            "select_slider", "Batched tokens, most in a step", {"options": _BATCHED}
-        ),
-        "max_num_seqs": WidgetLook("select_slider", "Sequences, most at once", {"options": _SEQUENCES}),
+        "max_num_batched_tokens": _open_look("Batched tokens, most in a step", _BATCHED),
+        "max_num_seqs": _open_look("Sequences, most at once", _SEQUENCES),
         "kv_cache_dtype": WidgetLook("selectbox", "KV dtype", {"options": _KV_DTYPES}),
-        "profile": WidgetLook(
+        "engine": WidgetLook(
             "selectbox",
-            "Profile",
+            "Engine",
             {
-                "options": list(PROFILES),
-                "help": "the engine whose scheduling rules are followed",
+                "options": engine_texts(),
+                "help": "the engine and version whose rules and defaults are followed",
             },
         ),
-        "enable_prefix_caching": WidgetLook("toggle", "Prefix caching"),
+        "enable_prefix_caching": WidgetLook(
+            "selectbox", "Prefix caching", {"options": list(_THREE), "format_func": _THREE.__getitem__}
+        ),
     }
+
+
+def _open_look(label: str, values: tuple[int, ...]) -> WidgetLook:
+    """Of a number that the engine decides where none is chosen."""
+    return WidgetLook(
+        "selectbox",
+        label,
+        {
+            "options": [None, *values],
+            "format_func": lambda value: _OF_ENGINE if value is None else str(value),
+        },
+    )
 
 
 def host_look() -> dict[str, WidgetLook]:
@@ -156,11 +170,15 @@ def speculation_looks() -> dict[str, WidgetLook]:
     }
 
 
+def _costs() -> list[str]:
+    return ["auto", "roofline", *sorted(shipped()), *own_names()]
+
+
 def more_looks(kind: type[Scenario] = Scenario) -> dict[str, WidgetLook]:
     """Of all other fields of a scenario: those with an entry here first."""
     first = {
         "tensor_parallel_size": WidgetLook("selectbox", "GPUs per replica", {"options": _GPUS_EACH}),
-        "costs": WidgetLook("selectbox", "Step costs", {"options": ["auto", "roofline", *sorted(shipped())]}),
+        "costs": WidgetLook("selectbox", "Step costs", {"options": _costs()}),
         "scheduling_policy": WidgetLook("selectbox", "Queue order", {"options": ["fcfs", "priority"]}),
         "seed": WidgetLook("number_input", "Seed", {"min_value": 0, "max_value": 2**31 - 1}),
     }

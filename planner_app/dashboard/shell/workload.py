@@ -11,6 +11,7 @@ from pagecast.planner_app.dashboard.shell.view import GENERATED, UPLOAD, PageVie
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.arrivals import ArrivalProcess
 from pagecast.traces.generate import Conversations, conversations, requests
+from pagecast.traces.hits import Hits, hits
 from pagecast.traces.lengths import parse
 from pagecast.traces.operations import scale
 from pagecast.traces.read import read
@@ -22,6 +23,7 @@ _MESSAGE, _THINK = "lognormal:p50=60,sigma=1", "lognormal:p50=8,sigma=0.7"
 _MOST_TOKENS = 32_768
 
 traces = Results(most=32)
+_curves = Results(most=16)
 
 
 def trace_of(view: PageView) -> Trace:
@@ -38,18 +40,20 @@ def _build(view: PageView) -> Trace:
         if view["trace"] == GENERATED
         else read(f"sample:{view['trace']}", limit=view["requests"], seed=view["seed"])
     )
-    return _at_rate(view, trace)
+    return _sent(view, trace)
 
 
 def keep(view: PageView, trace: Trace) -> Trace:
-    """Notes the trace that was read for a view, at the view's rate."""
-    trace = _at_rate(view, trace)
+    """Notes the trace that was read for a view, sent as the view says."""
+    trace = _sent(view, trace)
     traces.put(view.trace_key(), trace)
     return trace
 
 
-def _at_rate(view: PageView, trace: Trace) -> Trace:
-    return trace if view["rate"] == 1 else scale(trace, view["rate"])
+def _sent(view: PageView, trace: Trace) -> Trace:
+    """The trace at the view's rate, sent as its load says."""
+    faster = trace if view["rate"] == 1 else scale(trace, view["rate"])
+    return view.load().sent(faster, view["seed"])
 
 
 def generated(view: PageView) -> Trace:
@@ -73,10 +77,19 @@ def generated(view: PageView) -> Trace:
     return replace(conversations(shape, sessions=count, count=count, seed=seed), name=GENERATED)
 
 
+def hits_of(view: PageView, trace: Trace) -> Hits:
+    """The hit-ratio curve of the trace at the view's block size."""
+    size = view.scenario().block_size
+    curve: Hits = _curves.make((*view.trace_key(), size), lambda: hits(trace, (), size))
+    return curve
+
+
 def read_upload(path: str, name: str, limit: int, sort: bool, seed: int, *, progress: Any = None) -> Trace:
     """Reads an uploaded file (in a process of its own). Errors: BadInput, with the file's own name."""
     try:
         trace = read(path, limit=limit, sort=sort, seed=seed, max_bytes=UPLOAD_BYTES, progress=progress)
     except BadInput as error:
-        raise BadInput(str(error).replace(path, name)) from None
+        told = str(error).replace(path, name)
+        remedy = 'switch on "Put requests in order of arrival"'
+        raise BadInput(told.replace("add --sort (in Python: sort=True)", remedy)) from None
     return replace(trace, name=Path(name).name)

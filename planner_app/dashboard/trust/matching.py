@@ -11,7 +11,6 @@ from pagecast.sim.costs.calibration.file import Calibration, read_shipped, shipp
 from pagecast.sim.costs.calibration.shape import CPU, identity
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.gpus import gpu as find_gpu
-from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.scenario import Scenario
 
 
@@ -46,7 +45,7 @@ def nearest(scenario: Scenario, calibrations: dict[str, Calibration]) -> str:
 
 def traits(calibration: Calibration, scenario: Scenario) -> list[Trait]:
     """The set-up that was calibrated beside the scenario's."""
-    made_for, model = calibration.made_for, find_model(scenario.model)
+    made_for, model = calibration.made_for, scenario.facts()
     kv_dtype = str(made_for.get("kv_cache_dtype") or "auto")
     gpu = str(made_for.get("gpu"))
 
@@ -55,7 +54,7 @@ def traits(calibration: Calibration, scenario: Scenario) -> list[Trait]:
         return Trait(name, str(was), str(own), was == own if same is None else same)
 
     return [
-        trait("engine", "engine", scenario.engine or scenario.profile),
+        trait("engine", "engine", scenario.profile.name),
         trait("model", "model", scenario.model, made_for.get("model_shape") == identity(model)),
         trait("GPU", "gpu", scenario.gpu, _same_gpu(gpu, scenario.gpu)),
         trait("GPUs a replica", "tensor_parallel_size", scenario.tensor_parallel_size),

@@ -16,10 +16,10 @@ from pagecast.planner_app.dashboard.shell.state import session
 from pagecast.planner_app.reports import validate_charts
 from pagecast.planner_app.wording.accuracy import expected_error
 from pagecast.planner_app.wording.figures import shown, title
-from pagecast.sim.core.engines.registry import profile as find_profile
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import shipped
 from pagecast.sim.replay.replicates import STEP_TIMES
+from pagecast.sim.runs.engine_rules import rules_of_run
 from pagecast.sim.runs.forecast import REPLICATES, Forecast, ForecastRow, forecast
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import DecisionReport, compare_decisions
@@ -52,8 +52,7 @@ def compare_job(folder: str, costs: str, replicates: int, *, progress: Any) -> R
         workers=1,
         progress=lambda done: progress((done, replicates + len(STEP_TIMES), "replays")),
     )
-    rules = find_profile(str(run.meta.get("config", {}).get("profile", "vllm")))
-    return RunComparison(compare_decisions(run, rules), result)
+    return RunComparison(compare_decisions(run, rules_of_run(run.meta)), result)
 
 
 def render() -> None:

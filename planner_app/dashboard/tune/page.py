@@ -7,8 +7,9 @@ from pagecast.planner_app.dashboard.shell.elements import failed, plain, show_ch
 from pagecast.planner_app.dashboard.shell.replays import trace_for
 from pagecast.planner_app.dashboard.shell.state import Session, session
 from pagecast.planner_app.dashboard.shell.view import PageView
+from pagecast.planner_app.dashboard.shell.workload import hits_of
 from pagecast.planner_app.dashboard.tune.charts import FIGURES, grid_map, hit_curve
-from pagecast.planner_app.dashboard.tune.searches import grid_for, hits_of, tuned_for
+from pagecast.planner_app.dashboard.tune.searches import grid_for, tuned_for
 from pagecast.planner_app.planner.tune.knobs import TuneResult
 from pagecast.planner_app.reports.sweep_charts import against_knob
 from pagecast.traces.schema import Trace
@@ -48,7 +49,8 @@ def _map(own: Session, view: PageView, trace: Trace) -> None:
     )
     table = grid_for(own, view, trace)
     if table is not None:
-        now = (view["gpu_memory_utilization"], view["block_size"])
+        scenario = view.scenario()
+        now = (scenario.gpu_memory_utilization, scenario.block_size)
         show_chart(grid_map(table, title or _MAP, now), "grid-map")
     elif not failed("grid"):
         show_progress("grid", "block size × HBM budget")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pandas as pd
-from pagecast.planner_app.dashboard.shell.jobs import Results
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.planner.execution.executor import executor
@@ -16,12 +15,10 @@ from pagecast.planner_app.planner.tune.knobs import USUAL, TuneResult, jobs_of, 
 from pagecast.planner_app.planner.tune.options import TuneOptions
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario
-from pagecast.traces.hits import Hits, hits
 from pagecast.traces.schema import Trace
 
 _BUDGETS = 6
 _TOP, _STEP = 95, 5  # percent of the GPU
-_curves = Results(most=16)
 
 
 def budgets(scenario: Scenario, count: int = _BUDGETS) -> tuple[float, ...]:
@@ -98,13 +95,3 @@ def tune_job(
     ask = TuneOptions(values=values, slo=slo, static=not simulate)
     total = len(jobs_of(scenario, knob, ask))
     return tune(trace, scenario, knob, ask, progress=lambda done: progress((done, total, "settings tried")))
-
-
-def hits_of(view: PageView, trace: Trace) -> Hits:
-    """The hit-ratio curve of the trace at the view's block size."""
-    key = (*view.trace_key(), view["block_size"])
-    curve: Hits | None = _curves.get(key)
-    if curve is None:
-        curve = hits(trace, (), view["block_size"])
-        _curves.put(key, curve)
-    return curve

@@ -9,6 +9,7 @@ from typing import Any
 
 from pagecast.planner_app.dashboard.shell.cards import Card, Words
 from pagecast.planner_app.dashboard.shell.replays import result_for, trace_for
+from pagecast.planner_app.dashboard.shell.starting import start_problem
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.dashboard.what_if.admissible import (
@@ -35,7 +36,11 @@ WITH_CARDS = ("ttft", "tpot")  # latencies whose terms stand on a card; others s
 
 @dataclass(frozen=True, slots=True)
 class ViewResults:
-    """The results of one view so far; `waiting` has a text on the progress of each job."""
+    """The results of one view so far; `waiting` has a text on the progress of each job.
+
+    `lost_hits`: share of block references that the cache misses and an endless one would find; None where
+    that is not known.
+    """
 
     view: PageView
     trace: Trace
@@ -44,6 +49,7 @@ class ViewResults:
     spread: Spread | None
     admissible: Admissible | None
     waiting: dict[str, str]
+    lost_hits: float | None = None
 
 
 def cards_of(own: Session, results: ViewResults) -> list[Card]:
@@ -63,7 +69,9 @@ def cards_of(own: Session, results: ViewResults) -> list[Card]:
             results.waiting["spread"],
             baseline=base.figures.get(name),
             verdicts=results.verdicts.get(name.split("_")[0], ()),
-            advice=advice_on(name, results.result, results.verdicts.get(name.split("_")[0], ())),
+            advice=advice_on(
+                name, results.result, results.verdicts.get(name.split("_")[0], ()), results.lost_hits
+            ),
             **more,
         )
 
@@ -129,6 +137,7 @@ def _concurrency(results: ViewResults, base: _Base) -> Card:
     """The simulated answer with its interval, or greyed the static envelope until that is in."""
     room, answer = envelope_of(results.view, results.trace), results.admissible
     against = base.admissible
+    starts = not start_problem(results.view)
     text = "" if room is None else f"static envelope {room.concurrency:,}: {binds(room.binding)}"
     if answer and answer.sentence:
         text = f"{answer.sentence}; {text}"
@@ -146,9 +155,11 @@ def _concurrency(results: ViewResults, base: _Base) -> Card:
         pending=answer is None,
         baseline=against.users if answer and against else None,
         better=1,
-        verdicts=(("the SLO at this load", all(holds for _, holds in terms)),) if terms else (),
+        verdicts=(("the SLO at this load", all(holds for _, holds in terms)),) if terms and starts else (),
         note=text,
-        advice=advice_on_load(room.binding if room else "", answer is not None),
+        advice=advice_on_load(room.binding if room else "", answer.users if answer else None)
+        if starts
+        else "Lower the HBM budget: the engine does not start.",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import streamlit as st
-from pagecast.planner_app.dashboard.shell.elements import plain, show_charts, show_progress
+from pagecast.planner_app.dashboard.shell.elements import cost_words, plain, show_charts, show_progress
 from pagecast.planner_app.dashboard.shell.pins import pin_button
 from pagecast.planner_app.dashboard.shell.replays import result_for, trace_for
 from pagecast.planner_app.dashboard.shell.state import session
@@ -63,7 +63,7 @@ def _headline(result: Result) -> str:
         + plain(
             f"{s['completed']:,} of {s['requests']:,} requests served{unserved} in "
             f"{seconds(s['makespan_s'])} ({rate:.3g}/s), {s['output_tokens_per_s']:,.0f} output tokens/s"
-            f", {s['preemptions']:,} preemptions; costs {s['costs']}"
+            f", {s['preemptions']:,} preemptions; {cost_words(s['costs'])}"
         )
     )
 

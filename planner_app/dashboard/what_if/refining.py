@@ -6,9 +6,12 @@ import streamlit as st
 from pagecast.planner_app.dashboard.shell.cards import show_cards, show_verdict
 from pagecast.planner_app.dashboard.shell.elements import again, bar, plain, progress_of
 from pagecast.planner_app.dashboard.shell.jobs import results
+from pagecast.planner_app.dashboard.shell.problems import fragment
 from pagecast.planner_app.dashboard.shell.replays import spread_for, spread_key
+from pagecast.planner_app.dashboard.shell.starting import start_problem
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import PageView
+from pagecast.planner_app.dashboard.what_if import choices
 from pagecast.planner_app.dashboard.what_if.admissible import (
     BASE,
     INTERVAL,
@@ -18,6 +21,8 @@ from pagecast.planner_app.dashboard.what_if.admissible import (
     key,
     known_of,
 )
+from pagecast.planner_app.dashboard.what_if.advice import lost_hits
+from pagecast.planner_app.dashboard.what_if.choices import show_choices
 from pagecast.planner_app.dashboard.what_if.headline import (
     WITH_CARDS,
     Verdicts,
@@ -32,6 +37,7 @@ from pagecast.traces.schema import Trace
 
 _TICK_S = 0.5
 _SLOTS = {
+    **choices.SLOTS,
     "spread": "90% intervals",
     POINT: "admissible concurrency",
     INTERVAL: "its 90% interval",
@@ -45,7 +51,7 @@ def show(own: Session, view: PageView, trace: Trace, result: Result) -> None:
     Jobs begin when the same view is drawn a second time, so that a slider in motion starts none.
     """
     waiting = _waiting(own, _ask(own, view, trace))
-    st.fragment(_draw, run_every=_TICK_S if waiting else None)(own, view, trace, result, waiting)
+    fragment(_draw, run_every=_TICK_S if waiting else None)(own, view, trace, result, waiting)
     own.settled = (view.key(), view["slo"])
 
 
@@ -61,11 +67,18 @@ def forget(own: Session, view: PageView) -> None:
 def _ask(own: Session, view: PageView, trace: Trace) -> dict[str, object]:
     """The result of each job; None before its end."""
     pinned = baseline_of(own, view)
+    answers: dict[str, object]
     if own.settled != (view.key(), view["slo"]):
-        keys = {"spread": spread_key(view), **{slot: key(view, slot) for slot in (POINT, INTERVAL)}}
+        keys = {
+            **{knob: choices.key(view, knob) for knob in choices.SLOTS},
+            "spread": spread_key(view),
+            **{slot: key(view, slot) for slot in (POINT, INTERVAL)},
+        }
         answers = {slot: results.get(job_key) for slot, job_key in keys.items()}
         return answers if pinned is None else {**answers, BASE: known_of(pinned)}
-    answers = {"spread": spread_for(own, view, trace)}
+    # In the order in which they are worth most: two run at once.
+    answers = {knob: choices.ask(own, view, trace, knob) for knob in choices.SLOTS}
+    answers["spread"] = spread_for(own, view, trace)
     answers |= {slot: ask(own, view, trace, slot) for slot in (POINT, INTERVAL)}
     if pinned is not None:
         answers[BASE] = ask_baseline(own, pinned) if answers[POINT] is not None else known_of(pinned)
@@ -87,7 +100,8 @@ def _draw(own: Session, view: PageView, trace: Trace, result: Result, waited: bo
     answers = _ask(own, view, trace)
     if waited and not _waiting(own, answers):
         st.rerun()
-    verdicts = _verdicts(view, result)
+    verdicts = {} if start_problem(view) else _verdicts(view, result)
+    show_choices(own, view, {knob: answers[knob] for knob in choices.SLOTS})  # type: ignore[misc]
     show_cards(
         cards_of(
             own,
@@ -99,6 +113,7 @@ def _draw(own: Session, view: PageView, trace: Trace, result: Result, waited: bo
                 answers["spread"],  # type: ignore[arg-type]
                 known_of(view),
                 {slot: "" if answers[slot] is not None else _word(own, slot) for slot in answers},
+                lost_hits(view, trace, result),
             ),
         )
     )
@@ -107,7 +122,10 @@ def _draw(own: Session, view: PageView, trace: Trace, result: Result, waited: bo
         with st.container(horizontal=True):
             for term, holds in others:
                 show_verdict(term, holds)
-    active = [slot for slot in answers if slot in own.jobs and answers[slot] is None]
+    shown_above = choices.SLOTS.keys()
+    active = [
+        slot for slot in answers if slot in own.jobs and answers[slot] is None and slot not in shown_above
+    ]
     for column, slot in zip(st.columns(len(active)) if active else (), active, strict=True):
         with column:
             _follow(own, slot, _SLOTS[slot])

@@ -5,7 +5,7 @@ running requests (batch size), tokens per step (token budget), speed (compute). 
 are judged, which may be others than just above the answer. The limit whose doubling lets them hold binds. If
 none does alone, it is the one that helps most. Doubling may be too much of it, and break a term that held
 (a batch twice as large takes longer steps): that is said. How full batch, budget and KV cache were is
-reported with it.
+reported with it. Loads are brief. Twice of what was never used up is not replayed: nothing would differ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pagecast.planner_app.planner.capacity.envelope import KV_BLOCKS, binds
 from pagecast.planner_app.planner.capacity.users import Load, LoadReplay
 from pagecast.planner_app.planner.execution.interface import Executor
 from pagecast.planner_app.planner.served import ENDLESS
-from pagecast.planner_app.planner.slo import TermVerdict
+from pagecast.planner_app.planner.slo import TermVerdict, excess
 from pagecast.sim.costs.calibration.draw import scaled
 from pagecast.sim.scenario import Scenario
 
@@ -37,7 +37,6 @@ _TWICE = {
     "token budget": "twice max_num_batched_tokens",
     "compute": "steps twice as fast",
 }
-SHARES = ("goodput", "kept_up", "served")  # terms that are parts of requests, and bounded from below
 _HELPS = 0.9  # doubling a limit helps where the worst excess falls below this share of the excess without
 
 
@@ -121,17 +120,46 @@ class Binding:
 
 def binding(question: CapacityQuestion, load: Load, run: Executor) -> Binding:
     """Which limit binds at a load that is a quarter beyond the answer, by the terms that break there."""
-    pressures = run.map(partial(_press, question, load), ["", *LIMITS])
-    terms, full = pressures[0]
+    as_it_is = press(question, load)
+    pressed = run.map(partial(press, question, load), as_it_is.used_up)
+    return bound(question, load, as_it_is, pressed)
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """A replay with twice of `limit` (empty: as it is), whose `full` and `used_up` come where it is empty.
+
+    `used_up` are the limits that some step met.
+    """
+
+    limit: str
+    terms: tuple[TermVerdict, ...]
+    full: dict[str, float]
+    used_up: tuple[str, ...]
+
+
+def press(question: CapacityQuestion, load: Load, limit: str = "") -> Pressure:
+    """Replays the load with twice of `limit`."""
+    pressed = _with_twice(question, limit)
+    replay = pressed.serve(load, brief=True, whole=True)
+    # A term of long loads (`backlog_growth`) does not occur here: `kept_up` stands for it in a short load.
+    terms = pressed.judge(load, replay).terms
+    if limit:
+        return Pressure(limit, terms, {}, ())
+    return Pressure("", terms, _fullness(replay, question.scenario), _used_up(replay, question.scenario))
+
+
+def bound(question: CapacityQuestion, load: Load, as_it_is: Pressure, pressed: Sequence[Pressure]) -> Binding:
+    """The limit that binds, from a replay as it is and those with twice of what was used up."""
+    terms = as_it_is.terms
     judged = frozenset(term.text for term in terms if not term.holds) or frozenset(
         term.text for term in terms
     )
+    by_limit = {each.limit: each.terms for each in pressed}
     without = _test("", terms, judged)
-    helped = tuple(
-        _test(limit, terms, judged) for limit, (terms, _) in zip(LIMITS, pressures[1:], strict=True)
-    )
+    helped = tuple(_test(limit, by_limit.get(limit, terms), judged) for limit in LIMITS)
     amount = load.amount * question.rate if load.kind == "rate" else load.amount
-    return Binding(_choose(without, helped), amount, without, helped, full)
+    return Binding(_choose(without, helped), amount, without, helped, as_it_is.full)
 
 
 def beyond(load: Load, most_users: int) -> Load:
@@ -165,17 +193,6 @@ def _choose(without: LimitTest, helped: tuple[LimitTest, ...]) -> str:
 def _severity(pressed: LimitTest) -> tuple[float, float]:
     """What replays are compared by; the share that is not served tells infinite latencies apart."""
     return pressed.excess, pressed.unserved
-
-
-def _press(
-    question: CapacityQuestion, load: Load, limit: str
-) -> tuple[tuple[TermVerdict, ...], dict[str, float]]:
-    """Replays the load with twice of `limit`. The shares of `Binding.full` come where `limit` is empty."""
-    pressed = _with_twice(question, limit)
-    replay = pressed.serve(load, keep_steps=not limit)
-    full = {} if limit else _fullness(replay, question.scenario)
-    # A term of long loads (`backlog_growth`) does not occur here: `kept_up` stands for it in a short load.
-    return pressed.judge(load, replay).terms, full
 
 
 def _test(limit: str, terms: Sequence[TermVerdict], judged: frozenset[str]) -> LimitTest:
@@ -214,16 +231,18 @@ def _with_twice(question: CapacityQuestion, limit: str) -> CapacityQuestion:
     return replace(question, scenario=scenario.changed(**more), draws=draws)
 
 
-def excess(term: TermVerdict) -> float:
-    """A term's value in multiples of its bound; for a share, the part that misses over the part that may."""
-    if term.value is None:
-        return 0.0 if term.holds else inf
-    value, bound = term.value, term.bound
-    if term.text.startswith(SHARES):
-        value, bound = max(1 - value, 0.0), 1 - bound
-    if bound <= 0:
-        return 0.0 if value <= 0 else inf
-    return value / bound
+def _used_up(replay: LoadReplay, scenario: Scenario) -> tuple[str, ...]:
+    """The limits that bounded some step, compute always among them; all where that can't be told."""
+    steps, counted = replay.result.steps, replay.result.summary
+    if scenario.speculation is not None or not len(steps):
+        return LIMITS
+    tokens = steps["decode_n"].to_numpy() + steps["prefill_tokens"].to_numpy()
+    used = {
+        KV_BLOCKS: any(counted.values()),  # evictions, preemptions, allocations that failed
+        "batch size": steps["running"].max() >= scenario.max_num_seqs,
+        "token budget": tokens.max() >= scenario.max_num_batched_tokens,
+    }
+    return tuple(limit for limit in LIMITS if used.get(limit, True))
 
 
 def _fullness(replay: LoadReplay, scenario: Scenario) -> dict[str, float]:

@@ -3,27 +3,38 @@
 All loads of a search use the same server and workload, with the same step costs, noise and texts (common
 random numbers), so that two replays differ by the load alone.
 
-Users wait for their answers, so a short replay is enough for them. Requests at a rate do not wait: a rate
-that passes a short replay is tried again in a long one, and lowered while the backlog keeps growing
-(`lasting.py`).
+Users wait for their answers, so a short replay is enough for them. Requests at a rate do not wait: rates are
+tried in long replays, and lowered while the backlog keeps growing (`lasting.py`). That search begins at the
+rate at which the users of the first search were served.
 
-The interval comes from further searches, each with step costs, noise and, if asked for, the workload drawn
-again.
+Replays stop as soon as their outcome is decided (`watched.py`), which changes no answer. The interval comes
+from further searches, each with step costs, noise and, if asked for, the workload drawn again; for a rate by
+brief loads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import floor, log
+from functools import partial
+from math import floor, inf, log
 
 import numpy as np
 from pagecast.planner_app.planner.capacity import lasting
+from pagecast.planner_app.planner.capacity.largest import LargestStep, largest, settle
 from pagecast.planner_app.planner.capacity.lasting import Lasting, LongLoad
 from pagecast.planner_app.planner.capacity.options import LoadKind, PlanOptions
-from pagecast.planner_app.planner.capacity.users import Load, LoadReplay, requests_per_s, serve
+from pagecast.planner_app.planner.capacity.tallies import lookup_of, tallies
+from pagecast.planner_app.planner.capacity.users import (
+    Load,
+    LoadReplay,
+    LoadSize,
+    Tallies,
+    requests_per_s,
+    serve,
+)
 from pagecast.planner_app.planner.served import RequestCounts
-from pagecast.planner_app.planner.slo import Slo, TermVerdict, served_terms
+from pagecast.planner_app.planner.slo import Slo, TermVerdict, excess, served_terms
 from pagecast.sim.costs.calibration.draw import draw
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay.replicates import Workload
@@ -35,137 +46,10 @@ GRID = 1.01  # factor between neighbouring rates
 MOST_STEPS = 925
 MOST_USERS = 8192
 KEPT_UP = 0.95  # least share of the offered requests that must end in a short load
-GROWTH = 0.08  # most growth of the requests in the server, from the second third of a long load to the last
+GROWTH = 0.2  # most growth to come of the requests in the server, at the end of a long load
 CONFIDENCE = 0.9
 _WAITING = 4  # most users, in multiples of `max_num_seqs`: more users only wait
 _SEEDS = 1_000_003  # distance between the seeds of two plans, so that no two share a draw's seed
-_FURTHEST = 6  # most strides that `settle` goes down at once, however low its guess is
-_CHECKS = 3  # most restarts of a search, where a load above its answer holds after all
-
-
-@dataclass(frozen=True, slots=True)
-class LargestStep:
-    """The largest step that holds, None if none does. `at_limit`: it holds at the end of the range too.
-
-    A step is a number of users, or a power of `GRID`. `doubtful`: where a step fails below one that holds,
-    the lowest that fails and the highest that holds; else None. `tried` counts the evaluations.
-    """
-
-    value: int | None
-    at_limit: bool
-    doubtful: tuple[int, int] | None
-    tried: int
-
-
-def largest(
-    holds: Callable[[int], bool],
-    low: int,
-    high: int,
-    *,
-    start: int,
-    step: int = 1,
-    resolution: int = 1,
-    verify: bool = True,
-) -> LargestStep:
-    """The largest step between `low` and `high` that holds, given that larger ones tend to fail.
-
-    From `start` it goes in strides that double until a step that holds lies below one that fails, then
-    bisects to `resolution`. With `verify` it also tries the steps on both sides of the answer. Where the one
-    above holds, the search goes on from there: a single unlucky step does not decide.
-    """
-    outcomes: dict[int, bool] = {}
-
-    def ask(at: int) -> bool:
-        if at not in outcomes:
-            outcomes[at] = holds(at)
-        return outcomes[at]
-
-    good, bad = _bracket(ask, low, high, min(max(start, low), high), max(step, 1))
-    if good is not None:
-        for _ in range(_CHECKS + 1):
-            good, bad = _bisect(ask, good, bad, resolution)
-            beyond = min(bad + resolution, high)
-            if not verify or bad > high or beyond == bad or not ask(beyond):
-                break
-            good, bad = _bracket(ask, beyond, high, beyond, resolution)
-            assert good is not None
-        if verify and good - resolution >= low:
-            ask(good - resolution)
-    failing = min((at for at, ok in outcomes.items() if not ok), default=high + 1)
-    holding = max((at for at, ok in outcomes.items() if ok), default=low - 1)
-    doubtful = (failing, holding) if failing < holding else None
-    return LargestStep(good, good is not None and bad > high, doubtful, len(outcomes))
-
-
-def settle(
-    holds: Callable[[int], bool],
-    guess: Callable[[int], int],
-    low: int,
-    high: int,
-    *,
-    start: int,
-    resolution: int = 1,
-) -> LargestStep:
-    """The largest step that holds, with few tries, from a `start` near it.
-
-    While a step fails, the next try is `guess` of it: at least one stride lower, at most `_FURTHEST` strides,
-    and the stride doubles each time. A guess that holds is likely the answer, so the step above it is next.
-    The rest is bisected. Where `start` holds, the search goes up as in `largest`.
-    """
-    outcomes: dict[int, bool] = {}
-
-    def ask(at: int) -> bool:
-        if at not in outcomes:
-            outcomes[at] = holds(at)
-        return outcomes[at]
-
-    at, bad, stride = min(max(start, low), high), high + 1, max(resolution, 1)
-    while not ask(at):
-        if at == low:
-            return LargestStep(None, False, None, len(outcomes))
-        bad = at
-        at = max(low, at - min(max(at - guess(at), stride), _FURTHEST * stride))
-        stride *= 2
-    if bad > high:
-        good, bad = _bracket(ask, at, high, at, max(resolution, 1))
-        assert good is not None
-    else:
-        good, near = at, min(at + resolution, bad)
-        if at == guess(bad) and not ask(near):
-            bad = near
-    good, bad = _bisect(ask, good, bad, resolution)
-    return LargestStep(good, bad > high, None, len(outcomes))
-
-
-def _bracket(
-    ask: Callable[[int], bool], low: int, high: int, start: int, step: int
-) -> tuple[int | None, int]:
-    """A step that holds and a larger one that fails; beyond `high` where none does, None where none holds."""
-    if ask(start):
-        good = start
-        while good < high:
-            at = min(good + step, high)
-            if not ask(at):
-                return good, at
-            good, step = at, 2 * step
-        return good, high + 1
-    bad = start
-    while bad > low:
-        at = max(bad - step, low)
-        if ask(at):
-            return at, bad
-        bad, step = at, 2 * step
-    return None, bad
-
-
-def _bisect(ask: Callable[[int], bool], good: int, bad: int, resolution: int) -> tuple[int, int]:
-    while bad - good > resolution:
-        middle = (good + bad) // 2
-        if ask(middle):
-            good = middle
-        else:
-            bad = middle
-    return good, bad
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +57,8 @@ class LoadTrial:
     """Outcome of one load: the SLO's terms, preemptions per request and counts of the requests measured.
 
     `amount` is the number of users, or the offered requests per second. `requests_per_s` and
-    `output_tokens_per_s` count what ended in the settled time (`LoadReplay`).
+    `output_tokens_per_s` count what ended in the settled time (`LoadReplay`). `stopped`: a term was lost
+    before the end, and figures are of the requests until then.
     """
 
     amount: float
@@ -183,6 +68,7 @@ class LoadTrial:
     requests_per_s: float
     output_tokens_per_s: float
     counts: RequestCounts = field(default_factory=RequestCounts)
+    stopped: bool = False
 
     @property
     def requests(self) -> int:
@@ -200,7 +86,7 @@ class Ask:
     """One search of a question: the kind of load, the first step, and how fine.
 
     `draw` numbers the draw of costs and workload; None is the forecast, which draws nothing. `lasts`: search
-    with long loads, from a rate that passed a short one.
+    with long loads. `brief`: with brief ones.
     """
 
     kind: LoadKind
@@ -210,6 +96,7 @@ class Ask:
     resolution: int = 1
     verify: bool = True
     lasts: bool = False
+    brief: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +184,7 @@ class CapacityQuestion:
 
             def holds(at: int) -> bool:
                 load = Load(ask.kind, amount(ask.kind, at), self.think_s)
-                outcomes[at] = self.judge(load, self.serve(load, ask.draw))
+                outcomes[at] = self.judge(load, self.serve(load, ask.draw, brief=ask.brief))
                 return outcomes[at].holds
 
             answer = largest(
@@ -308,6 +195,7 @@ class CapacityQuestion:
                 step=ask.step,
                 resolution=ask.resolution,
                 verify=ask.verify,
+                guess=partial(_interpolated, outcomes),
             )
         at = None if answer.value is None else outcomes[answer.value]
         above = [step for step in outcomes if answer.value is None or step > answer.value]
@@ -322,13 +210,15 @@ class CapacityQuestion:
 
         def holds(at: int) -> bool:
             load = Load("rate", amount("rate", at))
-            lasted = lasting.serve_long(work, self.scenario, load, costs=costs)
+            lasted = lasting.serve_long(
+                work, self.scenario, load, costs=costs, tallies=self._tallies("rate", costs)
+            )
             settling[at] = lasted.most_ended_per_s / self.rate
             outcomes[at] = self.judge_lasted(load, lasted)
             return outcomes[at].holds
 
         def guess(at: int) -> int:
-            return floor(log(max(settling[at], amount("rate", low))) / log(GRID))
+            return max(step_of(settling[at]), low)
 
         return settle(holds, guess, low, high, start=ask.start, resolution=ask.resolution)
 
@@ -337,16 +227,30 @@ class CapacityQuestion:
         plain = self.draws.costs or self.scenario.step_costs()
         return plain if number is None or not self.draws.draw_costs else draw(plain, number, self.seed)
 
-    def serve(self, load: Load, draw: int | None = None, *, keep_steps: bool = False) -> LoadReplay:
-        """A replay of one load, with the costs of a draw."""
+    def serve(
+        self, load: Load, draw: int | None = None, *, brief: bool = False, whole: bool = False
+    ) -> LoadReplay:
+        """A replay of one load, with the costs of a draw. `whole`: to its end, with its steps."""
+        costs = self.costs_of(draw)
         return serve(
             self.trace,
             self.scenario,
             load,
-            costs=self.costs_of(draw),
-            most_requests=self.ask.most_requests,
-            keep_steps=keep_steps,
+            costs=costs,
+            size=LoadSize(self.ask.most_requests, brief),
+            keep_steps=whole,
+            tallies=self._tallies(load.kind, costs, whole=whole),
         )
+
+    def _tallies(self, kind: LoadKind, costs: StepCosts, *, whole: bool = False) -> Tallies | None:
+        """Those that stop a replay: of the level's terms, and of preemptions with users who do not think."""
+        if not self.ask.early_stops:
+            return None
+        if whole:
+            return tuple
+        lookup = lookup_of(costs, caching=self.scenario.enable_prefix_caching)
+        most = self.ask.max_preemption_rate if kind == "concurrency" else inf
+        return partial(tallies, self.slo, lookup, most)
 
     def judge(self, load: Load, served: LoadReplay) -> LoadTrial:
         """The outcome of a load from its replay: SLO, preemptions (`concurrency` only) and `kept_up`."""
@@ -363,22 +267,38 @@ class CapacityQuestion:
         endings, seconds = served.ended, served.seconds
         return LoadTrial(
             amount=load.amount * self.rate if load.kind == "rate" else load.amount,
-            holds=all(term.holds for term in terms),
+            holds=not served.lost and all(term.holds for term in terms),
             terms=terms,
             preemption_rate=preempted,
             requests_per_s=len(endings) / seconds if seconds else 0.0,
             output_tokens_per_s=float(endings["output_tokens"].sum()) / seconds if seconds else 0.0,
             counts=RequestCounts.of(requests),
+            stopped=served.lost,
         )
 
     def judge_lasted(self, load: Load, lasted: LongLoad) -> LoadTrial:
-        """The outcome of a long load; of one that was stopped early, only the growth of its backlog."""
+        """The outcome of a long load; of one that ran away, only the growth of its backlog."""
+        if lasted.lost is not None:
+            return self.judge(load, lasted.lost)
         grows = TermVerdict(f"backlog_growth<={GROWTH}", lasted.growth, GROWTH, lasted.holds(GROWTH))
         if lasted.served is None:
             rate = lasted.most_ended_per_s
-            return LoadTrial(load.amount * self.rate, False, (grows,), 0.0, rate, 0.0)
+            return LoadTrial(load.amount * self.rate, False, (grows,), 0.0, rate, 0.0, stopped=True)
         outcome = self.judge(load, lasted.served)
         return replace(outcome, terms=(*outcome.terms, grows), holds=outcome.holds and grows.holds)
+
+
+def _interpolated(outcomes: dict[int, LoadTrial], good: int, bad: int) -> int | None:
+    """Where the worst term of two outcomes, in multiples of its bound, reaches it; None: nobody can tell."""
+    low, high = (max(map(excess, outcomes[at].terms), default=0.0) for at in (good, bad))
+    if not low <= 1 < high < inf:
+        return None
+    return good + floor((1 - low) / (high - low) * (bad - good))
+
+
+def step_of(rate: float) -> int:
+    """The highest step at or below a multiple of the trace's own rate."""
+    return floor(log(rate) / log(GRID)) if rate > 0 else -MOST_STEPS
 
 
 def amount(kind: LoadKind, at: int) -> float:

@@ -18,17 +18,19 @@ from typing import Any
 
 import numpy as np
 from pagecast.planner_app.planner.slo import Latency, Slo
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import Batch, StepCosts
-from pagecast.sim.replay.clients import Chains
 from pagecast.sim.replica.windows import blocks_per_block
 from pagecast.sim.replica.workload import TraceWorkload
 from pagecast.sim.scenario import Scenario
+from pagecast.traces.chains import Chains
 from pagecast.traces.hits import hits
 from pagecast.traces.operations import select
 from pagecast.traces.schema import Trace
 
 KV_BLOCKS = "KV blocks"  # the limit that memory sets
 OVERFLOW = 0.01  # chance that the requests admitted do not fit
+_MOST_ROWS = 1 << 27  # numbers of blocks that are counted: one for each that a request ever has
 _MOST = 1 << 20  # requests at once, where nothing else bounds them
 
 
@@ -154,6 +156,8 @@ def blocks_in_use(trace: Trace, block_size: int) -> BlocksInUse:
     # At its token k a request holds prompt + k tokens; those of one number of blocks are counted at once.
     first, last = -(-prompt // block_size), -(-(prompt + output - 1) // block_size)
     counts = (last - first + 1).astype(np.int64)
+    if counts.sum() > _MOST_ROWS:
+        raise BadInput(f"{trace.name}: its requests fill {counts.sum():,} blocks, too many to be counted")
     row = np.repeat(np.arange(len(trace)), counts)
     block_count = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
     begin = np.maximum((block_count - 1) * block_size + 1, prompt[row])

@@ -2,9 +2,9 @@
 
 A short load can hide overload: the batch still fills up, and the cache does not yet evict what it needs. So
 the trace is repeated, each copy one period after the one before. In a server that keeps up, the number of
-requests in it is the same after each period, but for noise. In one that does not, it grows: the mean of the
-last third of the periods is compared with that of the second. A replay whose backlog runs away is stopped
-early.
+requests in it comes to rest: it grows ever less from period to period. In one that does not, it goes on
+growing. So the growth over the last three spans of equal periods is carried on, as a geometric series, to
+where it would come to rest. A replay whose backlog runs away, or that breaks the SLO, is stopped early.
 """
 
 from __future__ import annotations
@@ -14,21 +14,27 @@ from math import ceil
 
 import numpy as np
 import numpy.typing as npt
-from pagecast.planner_app.planner.capacity.users import Load, LoadReplay, long_s, period, repeated
+from pagecast.planner_app.planner.capacity.users import Load, LoadReplay, Tallies, long_s, period, repeated
+from pagecast.planner_app.planner.capacity.watched import (
+    Enough,
+    TimedWatch,
+    WatchedArrivals,
+    replay_watched,
+)
+from pagecast.sim.core.request import Request
 from pagecast.sim.costs.step_costs import StepCosts
-from pagecast.sim.replay import replay
-from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replica.arrivals import NS
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import scale
 from pagecast.traces.schema import Trace
 
-TIMES = 6  # least requests, in multiples of those of a short load
-LEAST_PERIODS = 6  # two in each third
-LENGTHS = 12  # least duration, in lengths of a long session, unless `MOST_TIMES` is reached first
+TIMES = 3  # least requests, in multiples of those of a short load
+LEAST_PERIODS = 6
+LENGTHS = 6  # least duration, in lengths of a long session, unless `MOST_TIMES` is reached first
 MOST_TIMES = 10  # most requests, in multiples of those of a short load
 AWAY = 3.0  # a load runs away at this multiple of the most requests in the server before, or that may run
 _FEW = 4.0  # least mean number of requests that growth is relative to
+_SLOWEST = 0.8  # a series of growths that slow down less is cut there: a trend is not known any better
 Floats = npt.NDArray[np.float64]
 
 
@@ -42,61 +48,83 @@ class Lasting:
 
     @classmethod
     def of(cls, trace: Trace, rate: float, most_requests: int) -> Lasting:
-        """Repeats a trace often enough for loads of about `rate` times its own; copies come in threes."""
+        """Repeats a trace often enough for loads of about `rate` times its own."""
         period_s = period(trace)
         repeats = max(TIMES * most_requests / len(trace), LENGTHS * long_s(trace) * rate / period_s)
-        repeats = max(min(repeats, MOST_TIMES * most_requests / len(trace)), LEAST_PERIODS)
-        copies = 3 * ceil(repeats / 3)
+        copies = ceil(max(min(repeats, MOST_TIMES * most_requests / len(trace)), LEAST_PERIODS))
         return cls(repeated(trace, copies, period_s), copies, period_s)
 
 
 @dataclass(frozen=True, slots=True)
 class LongLoad:
-    """Outcome of a long load. `served` is None where it ran away and was stopped.
+    """Outcome of a long load. `served` is None where it was stopped: it ran away, or broke the SLO (`lost`).
 
-    `growth`: mean number of requests in the server in the last third, divided by that in the second third,
-    less 1; at least 0. `most_ended_per_s`: requests that ended per second, in the best period.
+    `growth`: by how much the mean number of requests in the server would still grow, as a share; at least 0.
+    `most_ended_per_s`: requests that ended per second, in the best period. `lost` has the requests so far.
     """
 
     served: LoadReplay | None
     growth: float
     most_ended_per_s: float
+    lost: LoadReplay | None = None
 
     def holds(self, most: float) -> bool:
-        """Whether it was served to its end, and the backlog grew by at most the share `most`."""
+        """Whether it was served to its end, and the backlog grows by at most the share `most`."""
         return self.served is not None and self.growth <= most
 
 
-def serve_long(work: Lasting, scenario: Scenario, load: Load, *, costs: StepCosts | None = None) -> LongLoad:
-    """Serves a long load at `load.amount` times the trace's rate. Errors: BadInput."""
+def serve_long(
+    work: Lasting,
+    scenario: Scenario,
+    load: Load,
+    *,
+    costs: StepCosts | None = None,
+    tallies: Tallies | None = None,
+) -> LongLoad:
+    """Serves a long load at `load.amount` times the trace's rate. Errors: BadInput.
+
+    With `tallies` it stops as soon as a term of theirs is lost, or all is measured.
+    """
     trace, period_s = scale(work.trace, load.amount), work.period_s / load.amount
-    watchers: list[_WatchedArrivals] = []
-
-    def clients(trace: Trace) -> Arrivals:
-        watchers.append(_WatchedArrivals(trace, round(2 * period_s * NS), scenario.max_num_seqs))
-        return watchers[0]
-
-    try:
-        result = replay(trace, scenario, costs=costs, arrivals=clients, keep_steps=False, compare=False)
-    except _RunsAwayError:
-        return _lasted(None, watchers[0], period_s, watchers[0].periods(period_s))
-    begin = watchers[0].begin_s
-    start, end = begin + work.copies // 3 * period_s, begin + work.copies * period_s
+    watch = _BacklogWatch(trace, tallies, work, period_s, scenario.max_num_seqs)
+    result = replay_watched(trace, scenario, lambda work: WatchedArrivals(work, watch), watch, costs=costs)
     arrival = result.requests["arrival_s"].to_numpy(np.float64)
-    measured = result.requests[(arrival >= start) & (arrival <= end)]
-    served = LoadReplay(result, measured if len(measured) else result.requests, start, end)
-    return _lasted(served, watchers[0], period_s, work.copies)
+    measured = result.requests[(arrival >= watch.from_s) & (arrival <= watch.to_s)]
+    served = LoadReplay(
+        result, measured if len(measured) else result.requests, watch.from_s, watch.to_s, lost=watch.lost
+    )
+    if watch.away or watch.lost:
+        return _lasted(None, watch, period_s, watch.periods(period_s), served if watch.lost else None)
+    return _lasted(served, watch, period_s, work.copies)
 
 
-def _lasted(served: LoadReplay | None, watched: _WatchedArrivals, period_s: float, periods: int) -> LongLoad:
+def _lasted(
+    served: LoadReplay | None,
+    watched: _BacklogWatch,
+    period_s: float,
+    periods: int,
+    lost: LoadReplay | None = None,
+) -> LongLoad:
     edges = watched.begin_s + period_s * np.arange(periods + 1)
     arrived, endings = watched.times()
     within = [_in_system(arrived, endings, *edges[at : at + 2]) for at in range(periods)]
-    third = periods // 3
-    before, after = float(np.mean(within[third : 2 * third])), float(np.mean(within[2 * third :]))
-    growth = max(after / max(before, _FEW) - 1, 0.0)
     counts = np.histogram(endings, edges)[0]
-    return LongLoad(served, growth, float(counts.max()) / period_s)
+    return LongLoad(served, growth_to_come(within), float(counts.max()) / period_s, lost)
+
+
+def growth_to_come(within: list[float]) -> float:
+    """By how much a backlog still grows after its last periods, as a share of it; 0 where it shrinks.
+
+    `within`: the mean number of requests in the server in each period, at least three. The last half of the
+    periods is taken in three spans.
+    """
+    span = max(len(within) // 6, 1)
+    first, second, third = (float(np.mean(within[len(within) - (3 - at) * span :][:span])) for at in range(3))
+    before, last = second - first, third - second
+    if last <= 0 or third <= first:
+        return 0.0
+    slowing = min(last / before, _SLOWEST) if before > 0 else _SLOWEST
+    return last * slowing / (1 - slowing) / max(third, _FEW)
 
 
 def _in_system(arrived: Floats, endings: Floats, start: float, end: float) -> float:
@@ -106,55 +134,50 @@ def _in_system(arrived: Floats, endings: Floats, start: float, end: float) -> fl
     )
 
 
-class _RunsAwayError(Exception):
-    """More requests are in the server than a load that it keeps up with would bring there."""
+class _BacklogWatch(TimedWatch):
+    """Watch that records when requests came and ended, and stops the replay of a load that runs away.
 
-
-class _WatchedArrivals(Arrivals):
-    """Arrivals that record when requests came and ended, and stop the replay of a load that runs away.
-
-    In the first `after_ns` nanoseconds it only records. A load runs away when the requests in the server
-    exceed `AWAY` times their peak in that time, or `AWAY` times `may_run`.
+    In the first two periods it only records. A load runs away (`away`) when the requests in the server exceed
+    `AWAY` times their peak in that time, or `AWAY` times `may_run`. Without tallies nothing else stops it.
     """
 
-    def __init__(self, trace: Trace, after_ns: int, may_run: int) -> None:
-        super().__init__(trace)
-        self._came = np.full(len(trace), np.inf)
-        self._end_times = np.full(len(trace), np.inf)
-        self._first_ns = self.next_ns
-        self._after_ns = self._first_ns + after_ns
-        self._inside, self._most, self._now_ns = 0, may_run, self._first_ns
+    def __init__(
+        self, trace: Trace, tallies: Tallies | None, work: Lasting, period_s: float, may_run: int
+    ) -> None:
+        begin_s = float(trace.seconds("arrival_s")[trace.integers("after") < 0].min())
+        self.begin_s = round(begin_s * NS) / NS
+        self.from_s = self.begin_s + work.copies // 3 * period_s
+        self.to_s = self.begin_s + work.copies * period_s
+        super().__init__(len(trace), tallies() if tallies is not None else (), self.from_s, self.to_s)
+        self._stops = tallies is not None
+        self.away = False
+        self._came_ns: dict[int, int] = {}
+        self._ended_ns: dict[int, int] = {}
+        self._after_ns = round((self.begin_s + 2 * period_s) * NS)
+        self._most, self._now_ns = may_run, round(self.begin_s * NS)
 
-    def take_arrival(self, now: int) -> tuple[int, int] | None:
-        """The next arrival, noted."""
-        arrival = super().take_arrival(now)
-        if arrival is not None:
-            row, self._now_ns = arrival
-            self._came[row] = self._now_ns
-            self._inside += 1
-            if self._now_ns < self._after_ns:
-                self._most = max(self._most, self._inside)
-            elif self._inside > AWAY * self._most:
-                raise _RunsAwayError
-        return arrival
+    def arrived(self, row: int, arrival_ns: int) -> None:
+        # Raises `Enough` where the backlog has run away.
+        super().arrived(row, arrival_ns)
+        self._came_ns[row] = self._now_ns = arrival_ns
+        inside = len(self._came_ns) - len(self._ended_ns)
+        if arrival_ns < self._after_ns:
+            self._most = max(self._most, inside)
+        elif inside > AWAY * self._most:
+            self.away = True
+            raise Enough
 
-    def ended(self, row: int, now: int) -> None:
-        """An end, noted; a retry that was not needed ends too, but never came."""
-        if np.isfinite(self._came[row]):
-            self._end_times[row] = now
-            self._inside -= 1
-        super().ended(row, now)
-
-    @property
-    def begin_s(self) -> float:
-        """When the first request came."""
-        return self._first_ns / NS
+    def ended(self, request: Request, now: int) -> None:
+        self._ended_ns[request.index] = now
+        if self._stops:
+            super().ended(request, now)
 
     def periods(self, period_s: float) -> int:
-        """How many periods have passed; at least three, one for each third."""
-        return max(3, int((self._now_ns - self._first_ns) / NS / period_s))
+        """How many periods have passed; at least three."""
+        return max(3, int((self._now_ns / NS - self.begin_s) / period_s))
 
     def times(self) -> tuple[Floats, Floats]:
         """When each request that came did so, and when it ended; infinity for those that have not."""
-        came = np.isfinite(self._came)
-        return self._came[came] / NS, self._end_times[came] / NS
+        ends = self._ended_ns
+        came = np.array(list(self._came_ns.values()), dtype=np.float64) / NS
+        return came, np.array([ends.get(row, np.inf) for row in self._came_ns], dtype=np.float64) / NS

@@ -27,7 +27,8 @@ class PlanOptions(Drawn, Target):
     """A plan for one replica.
 
     `kinds` of load: by default concurrency and rate, and users where `think_time` is given. `explain`: find
-    the limit that binds.
+    the limit that binds. `early_stops`: end replays as soon as their outcome is decided; the answer is the
+    same without.
     """
 
     think_time: float | None = Field(
@@ -64,6 +65,7 @@ class PlanOptions(Drawn, Target):
     )
     kinds: Annotated[tuple[LoadKind, ...] | None, PYTHON_ONLY] = None
     explain: Annotated[bool, PYTHON_ONLY] = True
+    early_stops: Annotated[bool, PYTHON_ONLY] = True
 
     @field_validator("replicates")
     @classmethod

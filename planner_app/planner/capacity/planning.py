@@ -6,14 +6,13 @@ A plan has an answer for each kind of load: admissible concurrency, highest requ
 time. An answer has an interval, the outcomes at it and just above it, and the limit that binds. The static
 envelope stands beside them.
 
-    envelope.py     1. arithmetic: where the searches begin
-    bisection.py    2. one search for each kind of load, by short replays (`users.py` makes the loads)
-    lasting.py      3. for a rate: a second search by long replays, whose answer counts
-    bisection.py    4. searches with drawn costs and workload, for the interval
-    binding.py      5. replays with twice of each limit, to see which one binds
+    envelope.py     1. arithmetic: where the search for users begins
+    bisection.py    2. users, by closed loops (`users.py`)
+    lasting.py      3. rates, by long replays, from the rate at which those users were served
+    binding.py      4. replays with twice of each limit, to see which one binds
+    bisection.py    5. searches from the answer, with drawn costs and workload, for the interval
 
-The cheap form is `replicates=0, explain=False`: about ten replays for each kind, and about three long ones
-for a rate.
+The cheap form is `replicates=0, explain=False`: about five replays for users, and three long ones for a rate.
 """
 
 from __future__ import annotations
@@ -22,12 +21,14 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-from pagecast.planner_app.planner.capacity.binding import Binding, beyond, binding
+from pagecast.planner_app.planner.capacity.binding import LIMITS, Binding, Pressure, beyond, bound, press
 from pagecast.planner_app.planner.capacity.bisection import (
     GROWTH,
+    MOST_STEPS,
     Ask,
     CapacityQuestion,
     Draws,
@@ -35,6 +36,7 @@ from pagecast.planner_app.planner.capacity.bisection import (
     LoadTrial,
     amount,
     interval,
+    step_of,
     width_error,
 )
 from pagecast.planner_app.planner.capacity.envelope import Envelope, envelope
@@ -58,6 +60,7 @@ from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace, nominal_arrival_s
 
 _NEAR = 2  # steps of 1%: resolution of the highest rate
+SEARCH = 4  # replays of a search, about
 Progress = Callable[[int], None]  # called with the number of searches and explanations done
 
 
@@ -68,9 +71,8 @@ class Answer:
     `value` is in users, or in requests per second; None where no load keeps the SLO. `low` and `high` are the
     90% interval, None without replicates. `at_limit`: the SLO holds at the highest load tried, so more may be
     possible. `at` is the outcome at the answer, `beyond` at the next load above it, which fails. `tried` has
-    the outcomes of the forecast's search, ordered by load; for a rate those of long loads, and those of short
-    loads up to the answer. `replays` counts the replays of all searches, `draws` the searches behind the
-    interval.
+    the outcomes of the forecast's search, ordered by load. `replays` counts the replays of all searches,
+    `draws` the searches behind the interval.
     """
 
     kind: LoadKind
@@ -169,7 +171,7 @@ class CapacityPlan:
             "requests_per_s": self.requests_per_s,
             "slo": self.slo.text,
             "costs": self.costs,
-            "scenario": self.scenario.flat(),
+            "scenario": self.scenario.resolved(),
             "envelope": self.envelope.to_dict(),
             **{kind: answer.to_dict() for kind, answer in self.answers.items()},
             "replicas": self.replicas.to_dict() if self.replicas else None,
@@ -208,15 +210,11 @@ def plan(
     scenario.limits()
     rejected = _rejected(work, scenario)
     fits = envelope(work, scenario, level, costs=draws.costs)
-    tell = _EvaluationCounter(progress)
-    points = run.map(question.search, [_first_ask(kind, fits, question.most_users) for kind in kinds], tell)
-    tell.base = len(kinds)
-    spreads = _spreads(question, kinds, points, run, tell)
-    tell.base += (ask.replicates + 1) * len(kinds)
-    answers = {}
-    for number, (kind, point, spread) in enumerate(zip(kinds, points, spreads, strict=True), 1):
-        answers[kind] = _answer(question, kind, point, spread, run if ask.explain else None)
-        tell(number)
+    tell = _Progress(progress)
+    points = _points(question, kinds, fits, tell)
+    evidence = _evidence(question, points, run, tell)
+    answers = {kind: _answer(question, kind, points[kind], evidence[kind]) for kind in kinds}
+    tell.to(steps(len(kinds), ask.replicates))
     cost_model = question.costs_of(None)
     replicas_needed = _replicas(answers.get("rate"), ask.replicas_for or rate, scenario)
     texts = (
@@ -245,20 +243,27 @@ def plan(
 
 
 def steps(kinds: int, replicates: int) -> int:
-    """The number that `progress` is called with at the end."""
-    return kinds * (replicates + 3)
+    """The number that `progress` is called with at the end: a search counts as `SEARCH` replays."""
+    return kinds * (SEARCH + 1 + len(LIMITS) + (SEARCH * (replicates + 1) if replicates else 0))
 
 
-class _EvaluationCounter:
-    """Progress over several calls of `Executor.map`: `base` is what was done before the current one."""
+class _Progress:
+    """Progress over searches and replays."""
 
     def __init__(self, progress: Progress | None) -> None:
-        self.base = 0
+        self._done = 0
         self._progress = progress
 
-    def __call__(self, done: int) -> None:
+    def to(self, done: int) -> None:
+        """So much is done."""
+        self._done = max(done, self._done)
         if self._progress is not None:
-            self._progress(self.base + done)
+            self._progress(self._done)
+
+    def counting(self, units: Sequence[int]) -> Progress:
+        """Progress of a map over items of so many units each."""
+        base, mean = self._done, sum(units) / max(len(units), 1)
+        return lambda done: self.to(base + round(done * mean))
 
 
 def _price(ask: PlanOptions, scenario: Scenario) -> float | None:
@@ -302,89 +307,165 @@ def _cost(
     return plan_cost(usd_per_gpu_hour, scenario.tensor_parallel_size, replicas_needed, at)
 
 
-def _first_ask(kind: LoadKind, fits: Envelope, most_users: int) -> Ask:
-    """The forecast's search: users begin at the static envelope, rates at the trace's own rate."""
-    if kind == "rate":  # a stride of 70 steps is a factor of 2; the search by long loads is finer
-        return Ask(kind, start=0, step=70, resolution=_NEAR, verify=False)
-    start = min(max(fits.concurrency, 1), most_users)
-    return Ask(kind, start=start, step=max(start // 4, 1))
+def _points(
+    question: CapacityQuestion, kinds: Sequence[LoadKind], fits: Envelope, tell: _Progress
+) -> dict[LoadKind, LoadSearch]:
+    """The search of each kind; that of a rate comes last, and begins where users were served."""
+    points: dict[LoadKind, LoadSearch] = {}
+    for kind in sorted(kinds, key=lambda kind: kind == "rate"):
+        ask = _rate_ask(question, points, fits) if kind == "rate" else _users_ask(question, kind, fits)
+        points[kind] = question.search(ask)
+        tell.to(len(points) * SEARCH)
+    return points
+
+
+def _users_ask(question: CapacityQuestion, kind: LoadKind, fits: Envelope) -> Ask:
+    """Users begin at the static envelope, and are found to a fiftieth."""
+    start = min(max(fits.concurrency, 1), question.most_users)
+    return Ask(kind, None, start, max(start // 4, 1), max(start // 50, 1), verify=False)
+
+
+def _rate_ask(question: CapacityQuestion, points: dict[LoadKind, LoadSearch], fits: Envelope) -> Ask:
+    """A rate begins where the most users without think time were served; at the least where none were."""
+    users = points.get("concurrency")
+    if users is not None:
+        trial = users.at
+    else:
+        load = Load("concurrency", min(max(fits.concurrency, 1), question.most_users))
+        trial = question.judge(load, question.serve(load, brief=True, whole=True))
+    start = -MOST_STEPS if trial is None else step_of(trial.requests_per_s / question.rate)
+    return Ask("rate", start=start, resolution=_NEAR, lasts=True)
 
 
 @dataclass(frozen=True, slots=True)
-class _Spread:
-    """The searches after the first: `lasting` by long loads, for a rate only, and one for each draw."""
+class _Evidence:
+    """What stands beside an answer: the limit that binds, and the answers of draws in the same unit."""
 
-    lasting: LoadSearch | None
-    draws: tuple[LoadSearch, ...]
+    binding: Binding | None = None
+    draws: tuple[float, ...] = ()
+    replays: int = 0
 
 
-def _spreads(
-    question: CapacityQuestion,
-    kinds: Sequence[LoadKind],
-    points: Sequence[LoadSearch],
-    run: Executor,
-    progress: Progress,
-) -> list[_Spread]:
-    """The searches of each kind that begin at the answer of the first search; none where it has no answer."""
-    asks: list[Ask] = []
-    for kind, point in zip(kinds, points, strict=True):
-        start = point.answer.value
-        if start is None or point.answer.at_limit:
-            continue
-        if kind == "rate":  # the longest first
-            asks.insert(0, Ask(kind, start=start, resolution=_NEAR, lasts=True))
-        step, resolution = (4, 2) if kind == "rate" else (max(start // 25, 1), max(start // 50, 1))
-        asks += [
-            Ask(kind, draw, start, step, resolution, verify=False) for draw in range(question.ask.replicates)
-        ]
-    pairs = list(zip(asks, run.map(question.search, asks, progress) if asks else [], strict=True))
-    return [
-        _Spread(
-            next((searched for ask, searched in pairs if ask.lasts and ask.kind == kind), None),
-            tuple(searched for ask, searched in pairs if not ask.lasts and ask.kind == kind),
+_Task = Ask | Load | tuple[Load, str]  # a search, a replay, or one with twice of a limit
+
+
+def _evidence(
+    question: CapacityQuestion, points: dict[LoadKind, LoadSearch], run: Executor, tell: _Progress
+) -> dict[LoadKind, _Evidence]:
+    """The evidence of each kind; none where it has no answer, or where the most that was tried holds."""
+    steps = {
+        kind: point.answer.value
+        for kind, point in points.items()
+        if point.answer.value is not None and not point.answer.at_limit and point.beyond is not None
+    }
+    loads: dict[LoadKind, Load] = {}
+    if question.ask.explain:
+        think_s, most = question.think_s, 2 * question.most_users
+        loads = {kind: beyond(Load(kind, amount(kind, at), think_s), most) for kind, at in steps.items()}
+    first: list[tuple[LoadKind, _Task]] = list(loads.items())
+    second: list[tuple[LoadKind, _Task]] = []
+    draws = range(question.ask.replicates)
+    by_users = "concurrency" in steps and _only_grows(points.get("rate"))
+    brief = "rate" in steps and bool(draws) and not by_users
+    for kind, at in steps.items():
+        if kind != "rate":
+            step, resolution = max(at // 25, 1), max(at // 50, 1)
+            first += [(kind, Ask(kind, draw, at, step, resolution, verify=False)) for draw in draws]
+        elif brief:
+            first.append((kind, _brief_ask(None, at)))
+    done = _done(question, first, run, tell)
+    pressures = {kind: found for kind, found in done if isinstance(found, Pressure)}
+    second += [(kind, (loads[kind], limit)) for kind, each in pressures.items() for limit in each.used_up]
+    forecasts = dict(points)
+    if brief:
+        forecasts["rate"] = next(
+            found for of, found in done if of == "rate" and isinstance(found, LoadSearch)
         )
-        for kind in kinds
-    ]
+        start = forecasts["rate"].answer.value
+        second += [("rate", _brief_ask(draw, steps["rate"] if start is None else start)) for draw in draws]
+        done = [pair for pair in done if pair[1] is not forecasts["rate"]]
+    done += _done(question, second, run, tell)
+    evidence = {kind: _Evidence() for kind in points}
+    for kind in steps:
+        searches = [found for of, found in done if of == kind and isinstance(found, LoadSearch)]
+        presses = [found for of, found in done if of == kind and isinstance(found, Pressure)]
+        bind = None
+        if kind in pressures:
+            bind = bound(question, loads[kind], pressures[kind], [each for each in presses if each.limit])
+        if kind == "rate" and by_users:
+            users = [found for of, found in done if of == "concurrency" and isinstance(found, LoadSearch)]
+            values = _times_as_many(points["concurrency"], users, "requests_per_s")
+        else:
+            values = _times_as_many(forecasts[kind], searches, "amount")
+        most = points[kind].at
+        assert most is not None
+        evidence[kind] = _Evidence(
+            bind,
+            tuple(times * most.amount for times in values),
+            sum(search.answer.tried for search in searches) + len(presses),
+        )
+    return evidence
 
 
-def _answer(
-    question: CapacityQuestion, kind: LoadKind, point: LoadSearch, spread: _Spread, run: Executor | None
-) -> Answer:
-    sure, draws = spread.lasting or point, spread.draws
-    searches = [point, *draws] if spread.lasting is None else [point, sure, *draws]
-    answer, unit = sure.answer, question.rate if kind == "rate" else 1.0
-    trials = point.tried if spread.lasting is None else _agreeing(point, sure)
-    replays = sum(search.answer.tried for search in searches)
-    if answer.value is None or point.answer.value is None:
-        return Answer(kind, None, None, None, False, None, sure.beyond, None, replays, trials)
+def _only_grows(point: LoadSearch | None) -> bool:
+    """Whether the backlog alone bounds a rate, so that it goes by the rate at which users are served."""
+    broken = () if point is None or point.beyond is None else point.beyond.broken
+    return bool(broken) and all(term.text.startswith("backlog_growth") for term in broken)
+
+
+def _brief_ask(draw: int | None, start: int) -> Ask:
+    return Ask("rate", draw, start, 4, 2, verify=False, brief=True)
+
+
+def _times_as_many(forecast: LoadSearch, draws: Sequence[LoadSearch], figure: str) -> list[float]:
+    """A figure of the draws' answers in multiples of the forecast's; 0 where a draw has no answer."""
+    if forecast.at is None:
+        return []
+    least = getattr(forecast.at, figure)
+    return [0.0 if draw.at is None else getattr(draw.at, figure) / least for draw in draws]
+
+
+def _done(
+    question: CapacityQuestion, work: Sequence[tuple[LoadKind, _Task]], run: Executor, tell: _Progress
+) -> list[tuple[LoadKind, LoadSearch | Pressure]]:
+    """Searches and replays, wherever there is room for them."""
+    if not work:
+        return []
+    units = [SEARCH if isinstance(task, Ask) else 1 for _, task in work]
+    found = run.map(partial(_do, question), [task for _, task in work], tell.counting(units))
+    return [(kind, answer) for (kind, _), answer in zip(work, found, strict=True)]
+
+
+def _do(question: CapacityQuestion, task: _Task) -> LoadSearch | Pressure:
+    if isinstance(task, Ask):
+        return question.search(task)
+    return press(question, task) if isinstance(task, Load) else press(question, *task)
+
+
+def _answer(question: CapacityQuestion, kind: LoadKind, point: LoadSearch, evidence: _Evidence) -> Answer:
+    answer, unit = point.answer, question.rate if kind == "rate" else 1.0
+    replays = answer.tried + evidence.replays
+    if answer.value is None:
+        return Answer(kind, None, None, None, False, None, point.beyond, None, replays, point.tried)
     value = unit * amount(kind, answer.value)
     low = high = None
-    if draws:  # against the short loads' answer, which errs as theirs do
-        times = amount(kind, answer.value) / amount(kind, point.answer.value)
-        values = [0.0 if draw.at is None else times * draw.at.amount for draw in draws]
-        doubtful = [unit * amount(kind, step) for step in answer.doubtful or ()]
-        low, high = interval(values, value, doubtful)
-    bound = None
-    if run is not None and sure.beyond is not None:
-        load = beyond(Load(kind, amount(kind, answer.value), question.think_s), 2 * question.most_users)
-        bound = binding(question, load, run)
-        replays += len(bound.helped) + 1
+    if evidence.draws:
+        low, high = interval(
+            evidence.draws, value, [unit * amount(kind, step) for step in answer.doubtful or ()]
+        )
     return Answer(
-        kind, value, low, high, answer.at_limit, sure.at, sure.beyond, bound, replays, trials, len(draws)
+        kind,
+        value,
+        low,
+        high,
+        answer.at_limit,
+        point.at,
+        point.beyond,
+        evidence.binding,
+        replays,
+        point.tried,
+        len(evidence.draws),
     )
-
-
-def _agreeing(short: LoadSearch, long: LoadSearch) -> tuple[LoadTrial, ...]:
-    """Outcomes of all long loads, and of short loads that hold up to the answer.
-
-    Short loads above the answer are left out: they hold where a long load fails.
-    """
-    most = long.at.amount if long.at is not None else 0.0
-    by_amount = {
-        outcome.amount: outcome for outcome in short.tried if outcome.holds and outcome.amount <= most
-    }
-    by_amount |= {outcome.amount: outcome for outcome in long.tried}
-    return tuple(by_amount[amount] for amount in sorted(by_amount))
 
 
 def _rejected(trace: Trace, scenario: Scenario) -> int:
@@ -413,8 +494,8 @@ def _notes(trace: Trace, question: CapacityQuestion, answers: dict[LoadKind, Ans
     if rate is not None and rate.at is not None:
         texts.append(
             f"the highest request rate was tried on a long load: {len(work):,} requests repeated, "
-            f"{rate.at.requests:,} of them after a warm-up. The backlog may grow by at most {GROWTH:.0%} "
-            "from the second to the last third of it"
+            f"{rate.at.requests:,} of them after a warm-up. After it the backlog may grow by at most "
+            f"{GROWTH:.0%} until it comes to rest"
         )
     together = _most_together(work)
     if rate is not None and rate.value is None and together > 1:
@@ -447,7 +528,7 @@ def judgment(term: TermVerdict) -> str:
     if name == "served":
         return f"{term.value:.1%} of the offered requests were served"
     if name == "backlog_growth":
-        return f"the backlog grows by {term.value:.0%} from the second to the last third of a long load"
+        return f"the backlog would grow by {term.value:.0%} after a long load"
     if name == "preemptions":
         return f"{term.value:.2g} preemptions per request"
     if name == "goodput":
@@ -472,5 +553,6 @@ def _outcome(outcome: LoadTrial | None) -> dict[str, Any] | None:
         "preemption_rate": outcome.preemption_rate,
         "requests_per_s": outcome.requests_per_s,
         "output_tokens_per_s": outcome.output_tokens_per_s,
+        "stopped": outcome.stopped,
         **outcome.counts.to_dict(),
     }

@@ -13,37 +13,50 @@ Users who are rejected back off (`ClosedLoop`), and go on with other requests. W
 sessions that the rest are too few to measure, the load is replayed with more. One that does not settle with
 eight times as many is measured as a whole.
 
-A rate that holds here is tried again for longer (`lasting.py`).
+A brief load has fewer requests, for comparisons of servers by loads that are equally brief. The highest rate
+is found by long loads (`lasting.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import ceil, inf
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from pagecast.planner_app.planner.capacity.options import LoadKind
+from pagecast.planner_app.planner.capacity.tallies import Tally
+from pagecast.planner_app.planner.capacity.watched import (
+    TimedWatch,
+    UsersWatch,
+    WatchedArrivals,
+    WatchedUsers,
+    replay_watched,
+)
 from pagecast.planner_app.planner.served import rejected_for_load
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.step_costs import StepCosts
-from pagecast.sim.replay import Result, replay
-from pagecast.sim.replay.clients import Chains, ClosedLoop
+from pagecast.sim.replay import Result
+from pagecast.sim.replay.clients import Arrivals, ClosedLoop
 from pagecast.sim.scenario import Scenario
+from pagecast.traces.chains import Chains
 from pagecast.traces.operations import mix, scale, select
 from pagecast.traces.schema import Trace, nominal_arrival_s
 
 Floats = npt.NDArray[np.float64]
-LEAST_TURNS = 4  # sessions for each user of a closed loop, the first of which is warm-up
+LEAST_TURNS = 3  # sessions for each user of a closed loop, the first of which is warm-up
 _LONGER = (1, 2, 4, 8)  # times as many sessions, tried in turn where rejections use them up
 WARM_UP = 0.1  # of a scaled trace's time
 LEAST_LENGTHS = 5  # of long sessions, that a scaled trace lasts
 ENOUGH_LENGTHS = 12  # where `most_requests` allows: served sessions last longer than their own pauses
 _LONG = 90  # percentile of sessions' lengths that counts as long
 _TOO_MANY = 10  # times `most_requests`, beyond which a scaled trace is not made longer
+BRIEF_TURNS = 2  # sessions for each user of a brief closed loop
+BRIEF_LENGTHS = 3  # of long sessions, that a brief scaled trace lasts
+_BRIEF_PART, _BRIEF_LEAST = 4, 500  # a brief load has a part of `most_requests`, of many
+Tallies = Callable[[], Sequence[Tally]]  # makes those of one replay
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +72,37 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadSize:
+    """How many requests a load has: `most_requests` bounds how often a short trace is played over."""
+
+    most_requests: int = 4000
+    brief: bool = False
+
+    @property
+    def requests(self) -> int:
+        """`most_requests`, or the part of it that a brief load has."""
+        most = self.most_requests
+        return max(most // _BRIEF_PART, min(most, _BRIEF_LEAST)) if self.brief else most
+
+    @property
+    def turns(self) -> int:
+        """Sessions for each user of a closed loop, at least."""
+        return BRIEF_TURNS if self.brief else LEAST_TURNS
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Lengths of a long session that a scaled trace lasts: at least, and where that is allowed."""
+        return (BRIEF_LENGTHS, BRIEF_LENGTHS) if self.brief else (LEAST_LENGTHS, ENOUGH_LENGTHS)
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReplay:
     """Replay of a load. `measured` are the requests that arrived in the settled time, `from_s` to `to_s`.
 
-    `kept_up`: requests that ended in the settled time, divided by those that would have arrived in it if
-    serving took no time. It is below 1 where a queue grows, or where turns of sessions come late. None for
-    users, who wait for their answers, and for long loads, which measure the growth of the backlog instead.
+    `kept_up`: requests that ended in the settled time, divided by those that arrived in it: below 1 where a
+    queue grows. None for users, who wait for their answers, and for long loads, which measure the growth of
+    the backlog instead.
+    `lost`: it was stopped when a term was lost, so that some requests of the settled time are missing.
     """
 
     result: Result
@@ -72,6 +110,7 @@ class LoadReplay:
     from_s: float
     to_s: float
     kept_up: float | None = None
+    lost: bool = False
 
     @property
     def seconds(self) -> float:
@@ -88,38 +127,80 @@ class LoadReplay:
         return ended
 
 
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """A server that is replayed: what it costs, whether steps are kept, and what stops a replay early."""
+
+    scenario: Scenario
+    costs: StepCosts | None
+    keep_steps: bool
+    tallies: Tallies | None
+
+    def replay(
+        self, work: Trace, clients: Callable[[Trace], Arrivals], watch: TimedWatch | UsersWatch | None
+    ) -> Result:
+        return replay_watched(
+            work, self.scenario, clients, watch, costs=self.costs, keep_steps=self.keep_steps
+        )
+
+
 def serve(
     trace: Trace,
     scenario: Scenario,
     load: Load,
     *,
     costs: StepCosts | None = None,
-    most_requests: int = 4000,
+    size: LoadSize | None = None,
     keep_steps: bool = False,
+    tallies: Tallies | None = None,
 ) -> LoadReplay:
-    """Replays a load. `most_requests` bounds how often a short trace is played over. Errors: BadInput."""
-    run = partial(replay, scenario=scenario, costs=costs, keep_steps=keep_steps, compare=False)
+    """Replays a load. With `tallies` it stops as soon as its outcome is decided. Errors: BadInput."""
+    size, server = size or LoadSize(), _Server(scenario, costs, keep_steps, tallies)
     if load.kind == "rate":
-        return _serve_rate(scaled(trace, load.amount, most_requests), run)
-    users, think_s = int(load.amount), None if load.kind == "concurrency" else load.think_s
-    clients = partial(ClosedLoop, users=users, think_s=think_s, seed=scenario.seed)
-    return _serve_users(trace, users, most_requests, partial(run, arrivals=clients))
+        return _serve_rate(scaled(trace, load.amount, size), server)
+    think_s = None if load.kind == "concurrency" else load.think_s
+    return _serve_users(trace, int(load.amount), think_s, size, server)
 
 
-def _serve_rate(work: Trace, run: Callable[[Trace], Result]) -> LoadReplay:
-    result, chains = run(work), Chains.of(work)
+def _serve_rate(work: Trace, server: _Server) -> LoadReplay:
+    chains, watch = Chains.of(work), None
+    if server.tallies is not None:
+        # When the settled time begins, and which sessions are long, shows at the end. This much is in it.
+        begins = nominal_arrival_s(work)[chains.first]
+        middle = float(begins.min() + (begins.max() - begins.min()) / 2)
+        watch = TimedWatch(len(work), server.tallies(), middle, inf)
+    result = server.replay(work, _arrivals(watch), watch)
     requests = result.requests
+    if watch is not None and watch.lost:
+        end = float(requests["finished_s"].max())
+        return replace(_measured(result, middle, end), lost=True)
     arrival = _by_row(requests, "arrival_s", len(work))
     start, end = _settled_at_a_rate(arrival, chains)
-    offered = int(_within(nominal_arrival_s(work)[np.isfinite(arrival)], start, end).sum())
+    offered = int(_within(arrival, start, end).sum())
     endings = _within(requests["finished_s"].to_numpy(np.float64), start, end).sum()
     return _measured(result, start, end, float(endings / max(offered, 1)))
 
 
-def _serve_users(trace: Trace, users: int, most_requests: int, run: Callable[[Trace], Result]) -> LoadReplay:
+def _arrivals(watch: TimedWatch | None) -> Callable[[Trace], Arrivals]:
+    return Arrivals if watch is None else lambda trace: WatchedArrivals(trace, watch)
+
+
+def _serve_users(
+    trace: Trace, users: int, think_s: float | None, size: LoadSize, server: _Server
+) -> LoadReplay:
+    seed = server.scenario.seed
     for times in _LONGER:
-        work = enough_for(trace, users, most_requests, times)
-        result, chains = run(work), Chains.of(work)
+        work = enough_for(trace, users, size, times)
+        chains, watch = Chains.of(work), None
+        clients: Callable[[Trace], Arrivals] = lambda trace: ClosedLoop(trace, users, think_s, seed)  # noqa: E731
+        if server.tallies is not None and not work.integers("retry").any():
+            watch = UsersWatch(len(work), server.tallies(), chains, users)
+            clients = _watched_users(users, think_s, seed, watch)
+        result = server.replay(work, clients, watch)
+        if watch is not None and watch.stopped:
+            start, end = watch.settled_s
+            lost_at = float(result.requests["finished_s"].max())
+            return replace(_measured(result, start, min(end, lost_at)), lost=watch.lost)
         rejected = rejected_for_load(result.requests)
         arrival = _by_row(result.requests, "arrival_s", len(work))
         finished = _by_row(result.requests[~rejected], "finished_s", len(work))
@@ -130,6 +211,12 @@ def _serve_users(trace: Trace, users: int, most_requests: int, run: Callable[[Tr
         if not rejected.any() or _within(begun, start, end).sum() >= users:
             return _measured(result, start, end)
     return _measured(result, float(np.nanmin(arrival)), float(np.nanmax(arrival)))
+
+
+def _watched_users(
+    users: int, think_s: float | None, seed: int, watch: UsersWatch
+) -> Callable[[Trace], Arrivals]:
+    return lambda trace: WatchedUsers(trace, users, think_s, seed, watch)
 
 
 def _measured(result: Result, start: float, end: float, kept_up: float | None = None) -> LoadReplay:
@@ -151,22 +238,22 @@ def shortened(trace: Trace, most_requests: int) -> Trace:
     return _first(trace, chains, _sessions_within(chains, most_requests))
 
 
-def enough_for(trace: Trace, users: int, most_requests: int, times: int = 1) -> Trace:
-    """As many of the trace's sessions as give each user `LEAST_TURNS`, or as `most_requests` allows.
+def enough_for(trace: Trace, users: int, size: LoadSize, times: int = 1) -> Trace:
+    """As many of the trace's sessions as give each user `size.turns`, or as `size.requests` allows.
 
     `times`: so many times as many.
     """
     chains = Chains.of(trace)
     count = len(chains.first)
-    sessions = times * max(LEAST_TURNS * users, _sessions_within(chains, most_requests))
+    sessions = times * max(size.turns * users, _sessions_within(chains, size.requests))
     if sessions <= count:
         return trace if sessions == count else _first(trace, chains, sessions)
     copies = repeated(trace, ceil(sessions / count))
     return _first(copies, Chains.of(copies), sessions)
 
 
-def scaled(trace: Trace, rate: float, most_requests: int) -> Trace:
-    """The trace at `rate` times its rate, lasting as long as the trace where `most_requests` allows that.
+def scaled(trace: Trace, rate: float, size: LoadSize) -> Trace:
+    """The trace at `rate` times its rate, lasting as long as the trace where `size.requests` allows that.
 
     At least as long as a few of its sessions do, and as some more where that is allowed: as long as sessions
     find a server emptier than it will be, less ends than is offered, as if it did not keep up.
@@ -174,9 +261,10 @@ def scaled(trace: Trace, rate: float, most_requests: int) -> Trace:
     """
     period_s = period(trace)
     longest_s = long_s(trace)
-    most_s = most_requests / len(trace) * period_s / rate
-    wanted_s = max(period_s, period_s / rate, ENOUGH_LENGTHS * longest_s)
-    lasts_s = max(min(wanted_s, most_s), min(LEAST_LENGTHS * longest_s, _TOO_MANY * most_s))
+    most_s = size.requests / len(trace) * period_s / rate
+    least, enough = size.lengths
+    wanted_s = max(period_s, period_s / rate, enough * longest_s)
+    lasts_s = max(min(wanted_s, most_s), min(least * longest_s, _TOO_MANY * most_s))
     copies = repeated(trace, ceil(lasts_s * rate / period_s), period_s)
     chains = Chains.of(copies)
     begins = nominal_arrival_s(copies)[chains.first]
@@ -191,7 +279,7 @@ def at_rate(trace: Trace, rate: float) -> Trace:
 
 def lasting_at(trace: Trace, rate: float, most_requests: int) -> Trace:
     """The trace at so many requests per second, repeated as `scaled` says. Errors: BadInput."""
-    return scaled(trace, rate / requests_per_s(trace), most_requests)
+    return scaled(trace, rate / requests_per_s(trace), LoadSize(most_requests))
 
 
 def _first(trace: Trace, chains: Chains, count: int) -> Trace:

@@ -9,13 +9,11 @@ import re
 from typing import Any
 
 from pagecast.planner_app.planner.fleet.vllm_options import PORT, serve_arguments
-from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.settings import Disaggregation, FleetSettings
 from pagecast.sim.scenario import Scenario
 
 NAME = "pagecast-fleet"
-_IMAGE = f"vllm/vllm-openai:v{VLLM.version}.0"
 _SIDECAR_IMAGE = "ghcr.io/llm-d/llm-d-router-disagg-sidecar:v0.9.0"
 _BEHIND_SIDECAR = 8200  # port of a decode replica's engine, behind the sidecar that has `PORT`
 _ROLE = "llm-d.ai/role"
@@ -103,7 +101,7 @@ def _pod(scenario: Scenario, role: str) -> Document:
     port = _BEHIND_SIDECAR if role == "decode" else PORT
     container: Document = {
         "name": "vllm",
-        "image": _IMAGE,
+        "image": f"vllm/vllm-openai:v{scenario.profile.version}.0",
         "args": serve_arguments(scenario, port, hands_over=role != "both"),
         "ports": [{"containerPort": port, "name": "http"}],
         "readinessProbe": {"httpGet": {"path": "/health", "port": port}},

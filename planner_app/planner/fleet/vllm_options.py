@@ -80,8 +80,8 @@ def serve_arguments(scenario: Scenario, port: int = PORT, *, hands_over: bool = 
 
 def _check(scenario: Scenario) -> None:
     """Errors: BadInput where vLLM does not do what is simulated."""
-    if scenario.profile != "vllm":
-        raise BadInput(f"--emit: profile {scenario.profile} is not vLLM's; use --profile vllm")
+    if scenario.profile.name != "vllm":
+        raise BadInput(f"--emit: {scenario.profile.label} is not vLLM; use --engine vllm")
     only = [name for name in _ONLY_SIMULATED if name in scenario.given]
     if scenario.cache.victim not in (None, "newest"):
         only.append("preemption_victim")

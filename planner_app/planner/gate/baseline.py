@@ -22,7 +22,6 @@ from pagecast.planner_app.planner.gate.figures import compared
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.choose import AUTO
 from pagecast.sim.documents import read_text
-from pagecast.sim.machine.memory import DEFAULT_GPU_MEMORY_UTILIZATION
 from pagecast.sim.replay.replicates import ReplicateJob, Study, by_name
 from pagecast.sim.replay.resample import resample
 from pagecast.sim.scenario import Scenario
@@ -76,6 +75,8 @@ def digest(trace: Trace) -> str:
             state.update(np.ascontiguousarray(part).tobytes())
     for ids in trace.token_ids or ():
         state.update(len(ids).to_bytes(8, "little") + np.ascontiguousarray(ids).tobytes())
+    if trace.concurrency is not None:
+        state.update(repr(trace.concurrency).encode())
     if trace.recipe is not None:  # draws of the workload are its generator's
         state.update(json.dumps(trace.recipe, sort_keys=True, default=str).encode())
     return state.hexdigest()
@@ -102,7 +103,7 @@ def make(trace: Trace, file: CheckFile, costs: str, figures: dict[str, list[floa
         trace_digest=digest(trace),
         costs=costs,
         reading=_plain(file.reading()),
-        scenario=file.scenario.flat(),
+        scenario=file.scenario.resolved(),
         figures=figures,
     )
 
@@ -177,7 +178,7 @@ def _otherwise_read(baseline: Baseline, file: CheckFile) -> str:
     if changes:
         return f"was made with check.{', '.join(changes)}"
     other_options = "" if baseline.reading else f" (or with another {', '.join(now)})"
-    return f"was made of another trace than {file.check.trace} is now{other_options}"
+    return f"was made of another trace than {file.check.trace or 'the load'} is now{other_options}"
 
 
 def _option_text(value: Any) -> str:
@@ -222,28 +223,22 @@ def _times_as_fast(other: Trace, trace: Trace) -> float:
 def changed(before: Baseline | Scenario, after: Scenario, costs: str) -> Sequence[str]:
     """The scenario's fields that differ, as `field: old -> new`; `costs` is the name of today's step costs.
 
-    Costs that `auto` chose are those that it chose, a field that is not given has its default, and a file is
-    the same however its place is written.
+    Costs that `auto` chose are those that it chose, a field that is not given is as the engine has it, and a
+    file is the same however its place is written.
     """
     if isinstance(before, Baseline):
-        old = _resolved(before.scenario, before.costs)
+        old = _comparable(before.scenario, before.costs)
     else:
-        old = _resolved(before.flat(), before.step_costs().name)
-    new = _resolved(after.flat(), costs)
+        old = _comparable(before.resolved(), before.step_costs().name)
+    new = _comparable(after.resolved(), costs)
     return [f"{name}: {old.get(name)} -> {new[name]}" for name in new if old.get(name) != new[name]]
 
 
-_MEMORY_LIMITS = ("gpu_memory_utilization", "free_gpu_memory_fraction", "kv_tokens", "num_gpu_blocks")
-
-
-def _resolved(fields: dict[str, Any], costs: str) -> dict[str, Any]:
-    defaults = {name: field.default for name, field in Scenario.flat_fields().items()}
-    resolution = {**defaults, **fields}
-    if resolution["costs"] == AUTO:
-        resolution["costs"] = costs
-    if all(resolution[name] is None for name in _MEMORY_LIMITS):
-        resolution["gpu_memory_utilization"] = DEFAULT_GPU_MEMORY_UTILIZATION
+def _comparable(fields: dict[str, Any], costs: str) -> dict[str, Any]:
+    same = dict(fields)
+    if same.get("costs") == AUTO:
+        same["costs"] = costs
     for name in ("model", "costs"):
-        path = Path(str(resolution.get(name))).expanduser()
-        resolution[name] = str(path.absolute()) if path.exists() else resolution.get(name)
-    return resolution
+        path = Path(str(same.get(name))).expanduser()
+        same[name] = str(path.absolute()) if path.exists() else same.get(name)
+    return same

@@ -4,6 +4,7 @@ model: Qwen/Qwen3-8B
 gpu: H200
 check:
   trace: chat                            # a sample's name, or a file, sought beside this one
+  load: {concurrency: 64}                # how it is sent; without a trace, load makes requests
   slo: ttft_p99<2s, tpot_p95<50ms
   limits:                                # any figure of `pagecast replay --json`
     output_tokens_per_s: {min: 2000}
@@ -19,11 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pagecast.planner_app.planner.load_fields import make_load
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.documents import field_problem
 from pagecast.sim.scenario import CHECK, Scenario, read_fields
 from pagecast.traces.bundled import sample_names
+from pagecast.traces.load import Load
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 DRAWS = 20
@@ -49,7 +52,12 @@ class Check(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    trace: str = Field(description="trace to serve: a sample's name or a file")
+    trace: str | None = Field(
+        None, description="trace to serve: a sample's name or a file; without it, `load` makes requests"
+    )
+    load: dict[str, Any] = Field(
+        default_factory=dict, description="fields of a load: concurrency, input_len and so on"
+    )
     limit: int | None = Field(None, ge=1, description="serve only the first N requests")
     speedup: float = Field(1.0, gt=0, description="divide arrival times by this")
     rate: float | None = Field(
@@ -77,9 +85,12 @@ class CheckFile:
     scenario: Scenario
     check: Check
     slo: Slo | None
+    load: Load
 
-    def trace_name(self) -> str:
+    def trace_name(self) -> str | None:
         """The trace as `read` takes it: a sample's name, a file beside the scenario, or as it is written."""
+        if self.check.trace is None:
+            return None
         beside = Path(self.path).parent / self.check.trace
         if self.check.trace not in sample_names() and beside.exists():
             return str(beside)
@@ -116,7 +127,12 @@ def load_check(path: str | Path, changes: Mapping[str, Any] | None = None) -> Ch
     for name, percent in check.regression.items():
         if not 0 <= percent < float("inf"):
             raise BadInput(f"{path}: {CHECK}.regression.{name} is {percent}; give a percent of at least 0")
-    return CheckFile(str(path), scenario, check, _slo(path, check.slo))
+    load = make_load(check.load, f"{path}: {CHECK}.load")
+    if check.trace is None and not load.makes:
+        raise BadInput(
+            f"{path}: {CHECK}: give a trace, or a load that makes requests: load: {{input_len: 1024}}"
+        )
+    return CheckFile(str(path), scenario, check, _slo(path, check.slo), load)
 
 
 def _slo(path: str | Path, text: str | None) -> Slo | None:

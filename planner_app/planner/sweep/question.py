@@ -152,7 +152,7 @@ class SweepQuestion:
         about: dict[str, Any] = {
             "trace": f"{self.trace.name}, {len(self.trace):,} requests, {digest(self.trace)[:12]}",
             "space": str(self.space),
-            "scenario": self.scenario.flat(),
+            "scenario": self.scenario.resolved(),
             "SLO": self.slo,
             "kind": "grid" if self.ask.search is None else f"search in generations of {self.ask.generation}",
             "pagecast version": __version__,

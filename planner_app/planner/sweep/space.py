@@ -22,11 +22,9 @@ from typing import Any
 
 import yaml
 from pagecast.planner_app.planner.fleet import knobs as fleet_knobs
-from pagecast.sim.core.engines.registry import profile as find_profile
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.documents import unknown_field
 from pagecast.sim.machine.gpus import gpu as find_gpu
-from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.scenario import Scenario, value_type
 from pagecast.sim.yaml_documents import parse_yaml
 
@@ -187,11 +185,9 @@ def _value(name: str, text: str, written: str, base: Scenario) -> KnobValue:
         if name == "gpu":
             return find_gpu(changed.gpu).name
         if name == "model":
-            find_model(changed.model)
-        elif name == "profile":
-            find_profile(changed.profile)
+            changed.facts()
         elif name == "kv_cache_dtype":
-            find_model(changed.model).kv_element_bytes(changed.kv_cache_dtype)
+            changed.facts().kv_element_bytes(changed.kv_cache_dtype)
     except BadInput as error:
         raise BadInput(f"{text}: {error}") from None
     return changed.flat()[name]

@@ -22,6 +22,7 @@ from pagecast.planner_app.planner.sweep.trial import TrialResult
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.write import replacing
 
+_VERSION = 1
 _TABLES = """
 CREATE TABLE IF NOT EXISTS study (field TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS trials (
@@ -56,14 +57,30 @@ class Store:
         try:
             self._database = sqlite3.connect(folder / "study.sqlite" if folder else ":memory:")
             self._database.executescript("PRAGMA journal_mode=WAL;" + _TABLES)
+            self._check_version()
             _renew(self._database)
             self._check({name: json.dumps(value, sort_keys=True) for name, value in about.items()})
         except sqlite3.Error as error:
             self.close()
             raise BadInput(f"--out {folder}: study.sqlite: {error}; name another folder") from None
+        except ValueError:
+            self.close()
+            raise BadInput(
+                f"--out {folder}: study.sqlite: holds something other than a study; name another folder"
+            ) from None
         except BadInput:
             self.close()
             raise
+
+    def _check_version(self) -> None:
+        """Marks a new study. Errors: BadInput for one of a later version."""
+        version = self._database.execute("PRAGMA user_version").fetchone()[0]
+        if version > _VERSION:
+            raise BadInput(
+                f"--out {self.folder}: study.sqlite has version {version}, and this pagecast reads up to "
+                f"{_VERSION}; name another folder, or use the pagecast that wrote it"
+            )
+        self._database.execute(f"PRAGMA user_version = {_VERSION}")
 
     def _check(self, about: dict[str, str]) -> None:
         on_disk = dict(self._database.execute("SELECT field, value FROM study"))

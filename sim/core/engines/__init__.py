@@ -4,3 +4,6 @@ An engine's folder has its rules, the settings that only it has, the names that 
 `profile.py` its version, what it refuses, and how a replica is put together. `profile.py` here is what all
 profiles share. Rules that several engines follow are in `sim/core/rules`.
 """
+
+DEFAULT_ENGINE = "vllm@0.24"
+"""The engine where none is chosen: the version that shipped calibrations were recorded with."""

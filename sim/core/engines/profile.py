@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from pagecast.sim.core.drafter import RESERVED, Drafter, DraftingRules
+from pagecast.sim.core.engines.deployment import Deployment
+from pagecast.sim.core.engines.version_order import known_version, nearest_version
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.group_spec import KvKind
@@ -53,27 +55,33 @@ def vllm_order(limits: Limits) -> None:
 class Profile:
     """One engine's rules. Each field that is a function makes a rule for a replica with given limits.
 
-    A subclass makes the `mix`, and says in `check` what else the engine refuses. `version` is the version
-    whose source the rules follow; `option_names` are the engine's own names of options, with the fields of a
-    scenario that they stand for.
+    A subclass makes the `mix`, says in `check` what else the engine refuses, and in `defaults` what it takes
+    where an option is not given. `title` is the engine's name as it is written, and `version` the version
+    whose source the rules follow, one of `versions` (empty: that one alone); `option_names` are the engine's
+    own names of options, with the fields of a scenario that they stand for.
 
     `eviction` and `groups` are for models of one kind of layers, `hybrid_order` for the others
     (`Limits.groups`), which `hybrid` tells whether the engine serves. `intake` may reject a request when it
     is submitted. `offloads`: the engine has a host tier.
+    `holds_longest`: it starts only where its KV cache holds a sequence of the longest length.
+    `static_fraction`: its fraction of memory is for weights and KV alone.
 
-    `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not
-    already from its plan; nothing can speculate then. `publish_whole_prompts`: those of a prompt from the
-    commit of its last chunk. `keeps_planned`: what a plan in flight computes of a cancelled request stays
-    findable, as it is computed all the same; else it is withdrawn. Three fields describe the engine to
+    `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not already
+    from its plan; nothing can speculate then. `publish_output_at_end`: those of generated tokens from the end
+    of the request, or its preemption. `keeps_planned`: what a plan in flight computes of a cancelled request
+    stays findable, as it is computed all the same; else it is withdrawn. Three fields describe the engine to
     others: `whole_prompt` tells the invariant checks that the mix takes the blocks of a whole prompt at
-    admission, `pipelined` tells `Scenario` that the engine plans ahead unless told otherwise
-    (`Limits.pipeline_depth` decides), and `numbered` that its blocks have numbers, and can be drawn.
-    `drafting`: what is done otherwise where requests speculate.
+    admission, `pipelined` that the engine plans ahead unless told otherwise (`Limits.pipeline_depth` decides)
+    and `numbered` that its blocks have numbers, and can be drawn. `clips_max_tokens`: a `max_tokens` beyond
+    the model's length is lowered; else the request is refused. `drafting`: what is done otherwise where
+    requests speculate.
     """
 
     name: str
     summary: str
     version: str
+    title: str = ""
+    versions: tuple[str, ...] = ()
     option_names: Mapping[str, str] = field(default_factory=dict, hash=False)
     order: Callable[[Limits], Order] = queue_order
     eviction: Callable[[Limits], Eviction] = least_recently_used
@@ -81,18 +89,58 @@ class Profile:
     intake: Callable[[Limits], Intake] | None = None
     groups: MakeGroups = one_full_group
     publish_at_commit: bool = False
-    publish_whole_prompts: bool = False
+    publish_output_at_end: bool = False
     keeps_planned: bool = False
     whole_prompt: bool = False
     pipelined: bool = False
     offloads: bool = False
     hybrid: bool = False
+    holds_longest: bool = False
+    static_fraction: bool = False
     numbered: bool = True
+    clips_max_tokens: bool = False
     drafting: DraftingRules = RESERVED
 
     def mix(self, limits: Limits) -> Mix:
         """The rule that fills a step."""
         raise NotImplementedError
+
+    def defaults(self, deployment: Deployment) -> dict[str, Any]:
+        """The values of open options that the engine takes where they are not given, by flat name."""
+        raise NotImplementedError
+
+    def held_batches(self, pipeline_depth: int) -> int:
+        """Steps whose tokens layers with a window hold beside it, where so many steps are planned ahead."""
+        return 1
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The versions whose rules are known, oldest first."""
+        return self.versions or (self.version,)
+
+    @property
+    def text(self) -> str:
+        """Engine and version, as users choose them: `vllm@0.33`."""
+        return f"{self.name}@{self.version}"
+
+    @property
+    def label(self) -> str:
+        """Engine and version, as a sentence has them."""
+        return f"{self.title} {self.version}"
+
+    def at(self, version: str) -> Self:
+        """The engine's rules in a version. Errors: BadInput for one that is not known."""
+        known = known_version(version, self.known)
+        if known is None:
+            near = nearest_version(version, self.known)
+            raise BadInput(
+                f"{self.title} {version} is not known; known are {', '.join(self.known)}; "
+                f"nearest: {self.name}@{near}"
+            )
+        return self._at(known)
+
+    def _at(self, version: str) -> Self:
+        return self
 
     def with_rules(self, admission: MakeAdmission, victim: MakeVictim) -> Self:
         """The profile with another admission and preemption. Errors: BadInput where it has only its own."""
@@ -152,7 +200,7 @@ class Profile:
             limits.block_size,
             pipeline_depth=limits.pipeline_depth,
             at_commit=self.publish_at_commit,
-            whole_prompts=self.publish_whole_prompts,
+            output_at_end=self.publish_output_at_end,
             keeps_planned=self.keeps_planned,
         )
 
@@ -195,7 +243,7 @@ class Profile:
         memory.key_lookahead = self.key_lookahead(limits, recomputes_block=recomputes)
         if recomputes and not memory.key_lookahead:
             memory.leave_out_last_blocks()
-        return Lifecycle(
+        lifecycle = Lifecycle(
             limits,
             memory,
             Queue(self.order(limits), memory, self.holding_order(limits)),
@@ -206,6 +254,8 @@ class Profile:
             None if self.intake is None else self.intake(limits),
             drafting=self.drafting,
         )
+        lifecycle.clips_max_tokens = self.clips_max_tokens
+        return lifecycle
 
     def key_lookahead(self, limits: Limits, *, recomputes_block: bool) -> int:
         """How many tokens after a block its key covers; `recomputes_block`: as the drafter's.

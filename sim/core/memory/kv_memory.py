@@ -82,10 +82,18 @@ class KvMemory(OffloadableMemory):
 
     def find(self, request: Request) -> Hit:
         """The longest cached prefix that all groups have; the last known token is always left to compute."""
+        return self._find(request, request.known_tokens - 1)
+
+    def find_whole(self, request: Request) -> Hit:
+        """The longest cached prefix, with a block that the last known token ends. Not to be claimed."""
+        return self._find(request, request.known_tokens)
+
+    def _find(self, request: Request, tokens: int) -> Hit:
+        """The longest cached prefix among the first `tokens` tokens."""
         if not self.caching:
             return self._no_hit
         size = self.block_size
-        most = (request.known_tokens - 1) // size
+        most = tokens // size
         if self._single:
             group_hit = self._first.find(request, most)
             if not group_hit.blocks:

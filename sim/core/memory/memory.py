@@ -77,6 +77,11 @@ class Memory(Protocol):
 
     def find(self, request: Request) -> Hit:
         """The longest cached prefix that all groups have; the last known token is always left to compute."""
+        ...
+
+    def find_whole(self, request: Request) -> Hit:
+        """As `find`, with a block that the last known token ends, where the memory tells them apart."""
+        return self.find(request)
 
     def fits(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
         """Whether the first `tokens` tokens of a waiting request fit in free blocks, beside `hit`.

@@ -62,6 +62,8 @@ class Stride:
         queue = self._queue
         if not count or running.chunked or (queue.size and not queue.is_quiet()):
             return 0
+        if running.output_at_end and running.draining:
+            return 0  # TensorRT-LLM counts a block for a request in its last step, too
         if running.parked and count < self._lifecycle.limits.max_num_seqs:
             return 0
         tick = running.tick

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
-from pagecast.sim.costs.calibration.file import Calibration, all_shipped, load
+from pagecast.sim.costs.calibration.file import Calibration, all_shipped, load, own
 from pagecast.sim.costs.calibration.misfit import difference, misfit, misfits
+from pagecast.sim.costs.calibration.scaled import CorrectedCosts
 from pagecast.sim.costs.calibration.shape import CPU
 from pagecast.sim.costs.calibration.target import Target
-from pagecast.sim.costs.measured.corrections import Corrections, read_corrections
+from pagecast.sim.costs.measured.corrections import MEASURED, Corrections, read_corrections
 from pagecast.sim.costs.measured.costs import MeasuredCosts
 from pagecast.sim.costs.measured.missing import NotMeasured
 from pagecast.sim.costs.step_costs import StepCosts
 
 AUTO = "auto"
 ROOFLINE = "roofline"
-MEASURED = "measured"
 _OTHERS = "calibrate this set-up, or give --costs measured or auto"
 
 
@@ -34,7 +34,7 @@ def choose(name: str, target: Target) -> StepCosts:
         return target.roofline()
     if name == MEASURED:
         return measured(target)
-    if (corrections := read_corrections(name)) is not None:
+    if (corrections := read_corrections(own(name) or name)) is not None:
         return _corrected(corrections, target)
     if name != AUTO:
         return costs_for(load(name), target)
@@ -78,7 +78,9 @@ def _corrected(corrections: Corrections, target: Target) -> StepCosts:
             raise BadInput(
                 f"corrections {corrections.name} are for {name} {fit_value}, not {value}: {_OTHERS}"
             )
-    return measured(target, corrections)
+    if corrections.base == MEASURED:
+        return measured(target, corrections)
+    return CorrectedCosts(choose(corrections.base, target), corrections)
 
 
 def _uncalibrated(target: Target, near: tuple[tuple[str, str], ...]) -> StepCosts:

@@ -17,10 +17,11 @@ import numpy as np
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.file import Calibration
 from pagecast.sim.costs.calibration.option_costs import OptionCosts
+from pagecast.sim.costs.calibration.scaled import CorrectedCosts, ScaledCosts
 from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.costs.measured.costs import MeasuredCosts
 from pagecast.sim.costs.measured.spread import PROMPT_SHARE
-from pagecast.sim.costs.step_costs import Batch, DecodeLine, StepCosts
+from pagecast.sim.costs.step_costs import Batch, StepCosts
 
 CORRECTED_SD = 0.03  # sd of the level of corrected measured operations on another load, as assumed in the fit
 UNFITTED_SD = 0.12  # sd of the level of roofline costs, whose stated error is 25%
@@ -87,59 +88,15 @@ def with_lookup_drawn(costs: CalibratedCosts, options: OptionCosts) -> OptionCos
     return options.with_lookup_level(costs.lookup_level) if isinstance(costs, Drawn) else options
 
 
-class ScaledCosts:
-    """Any step costs with every time multiplied by `factor`; implements `StepCosts`.
-
-    `prompts`: another factor, for steps with prompts.
-    """
-
-    def __init__(self, costs: StepCosts, factor: float, prompts: float | None = None) -> None:
-        self.name = costs.name
-        self._costs, self._factor = costs, factor
-        self._prompts = factor if prompts is None else prompts
-
-    def device_ns(self, batch: Batch) -> int:
-        """Device time of a step that computes at least one prompt chunk."""
-        return round(self._costs.device_ns(batch) * self._prompts)
-
-    def launch_ns(self, batch: Batch) -> int:
-        return round(self._costs.launch_ns(batch) * self._prompts)
-
-    def decode_line(self, n: int) -> DecodeLine:
-        """Device time of a pure decode step of `n` requests."""
-        return self._costs.decode_line(n).scaled(self._factor)
-
-    def host_ns(self, requests: int) -> int:
-        """CPU time a step adds when nothing overlaps it."""
-        return round(self._costs.host_ns(requests) * self._factor)
-
-    def warm_ns(self, after: int) -> int:
-        return round(self._costs.warm_ns(after) * self._factor)
-
-    def shared_ns(self, tokens: int, requests: int) -> int:
-        return round(self._costs.shared_ns(tokens, requests) * self._factor)
-
-    def arrival_ns(self, input_tokens: int) -> int:
-        """CPU time between steps for one arriving request."""
-        return round(self._costs.arrival_ns(input_tokens) * self._factor)
-
-    def expected_error(self) -> str:
-        """The error of the costs that are scaled."""
-        return self._costs.expected_error()
-
-    def outside(
-        self, longest_context: int, most_tokens: int, most_requests: int, block_size: int
-    ) -> str | None:
-        """The note of the costs that are scaled."""
-        return self._costs.outside(longest_context, most_tokens, most_requests, block_size)
-
-
 def draw(costs: StepCosts, index: int, seed: int = 0) -> StepCosts:
     """Draw number `index` of any costs."""
     if isinstance(costs, CalibratedCosts):
         return Drawn(costs.calibration, index, seed=seed, pipeline_depth=costs.pipeline_depth)
     if isinstance(costs, MeasuredCosts) and costs.corrections is not None:
         return ScaledCosts(_redrawn(costs, costs.corrections, index, seed), _level(CORRECTED_SD, index, seed))
+    if isinstance(costs, CorrectedCosts):
+        variant = _as_likely(costs.corrections, index, seed)
+        return ScaledCosts(costs.corrected(variant), _level(CORRECTED_SD, index, seed))
     if isinstance(costs, MeasuredCosts):
         return _drawn_measured(costs, index, seed)
     return ScaledCosts(costs, _level(UNFITTED_SD, index, seed))
@@ -154,6 +111,8 @@ def half_width_percent(costs: StepCosts) -> float:
         sd, freedom = costs.spread.sd, costs.spread.freedom
         if costs.corrections is not None:
             sd, freedom = CORRECTED_SD, math.inf
+    elif isinstance(costs, CorrectedCosts):
+        sd, freedom = CORRECTED_SD, math.inf
     else:
         sd, freedom = UNFITTED_SD, math.inf
     return 100 * math.sinh(sd * _heavy(0.95, freedom))
@@ -185,16 +144,19 @@ def _level(sd: float, index: int, seed: int, freedom: float = math.inf) -> float
 
 
 def _redrawn(costs: MeasuredCosts, corrections: Corrections, index: int, seed: int) -> MeasuredCosts:
+    return costs.corrected(_as_likely(corrections, index, seed))
+
+
+def _as_likely(corrections: Corrections, index: int, seed: int) -> Corrections:
     """Corrections as likely as the fitted ones, given the results that they were fitted to."""
     random = np.random.default_rng([seed, index, 1])
     step_ms, decode, prompt = random.multivariate_normal(np.zeros(3), np.array(corrections.covariance))
-    variant = replace(
+    return replace(
         corrections,
         step_s=corrections.step_s + step_ms / 1e3,
         decode=corrections.decode * math.exp(decode),
         prompt=corrections.prompt * math.exp(prompt),
     )
-    return costs.corrected(variant)
 
 
 def scaled(costs: StepCosts, factor: float) -> StepCosts:

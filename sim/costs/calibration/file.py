@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -279,14 +280,32 @@ def all_shipped() -> list[Calibration]:
     return [read_shipped(path) for path in shipped().values()]
 
 
+def own_folder() -> Path:
+    """Where calibrations of one's own are kept by name: $PAGECAST_CALIBRATIONS, or a folder of the user's."""
+    given = os.environ.get("PAGECAST_CALIBRATIONS")
+    return Path(given) if given else Path.home() / ".local" / "share" / "pagecast" / "calibrations"
+
+
+def own_names() -> list[str]:
+    """The calibrations of one's own."""
+    return sorted(path.stem for path in own_folder().glob("*.json"))
+
+
+def own(name: str) -> Path | None:
+    """The file of a calibration of one's own; None where there is none of that name."""
+    path = own_folder() / f"{name}.json"
+    return path if "/" not in name and path.is_file() else None
+
+
 def load(name: str) -> Calibration:
-    """A shipped calibration by name, or a file. Errors: BadInput naming those there are."""
+    """A shipped calibration by name, one's own, or a file. Errors: BadInput naming those there are."""
     names = shipped()
     if name in names:
         return read_shipped(names[name])
-    if Path(name).is_file():
-        return Calibration.load(name)
+    path = own(name) or Path(name)
+    if path.is_file():
+        return Calibration.load(path)
     raise BadInput(
         f"no costs {name!r}: give a calibration's file, auto, measured, roofline, or one of "
-        f"{', '.join(names)}"
+        f"{', '.join([*names, *own_names()])}"
     )

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
-from pagecast.sim.costs.calibration.choose import MEASURED, ROOFLINE
+from pagecast.sim.costs.calibration.choose import ROOFLINE
 from pagecast.sim.costs.calibration.draw import half_width_percent
 from pagecast.sim.costs.calibration.file import Calibration, all_shipped
 from pagecast.sim.costs.calibration.misfit import misfit
 from pagecast.sim.costs.calibration.target import Target
+from pagecast.sim.costs.measured.corrections import MEASURED
 from pagecast.sim.costs.measured.missing import NotMeasured
 
 CALIBRATED = "calibrated"

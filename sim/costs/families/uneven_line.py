@@ -26,6 +26,18 @@ class UnevenLine(TwoPieces):
         line.first, line.even, line.even_tokens = cap, even, even_tokens
         return line
 
+    def scaled(self, factor: float) -> UnevenLine:
+        """Every time `factor` as long."""
+        tail = DecodeLine(*self).scaled(factor)
+        return self.of(tail, self.first.scaled(factor), self.even.scaled(factor), self.even_tokens)
+
+    def longer(self, femtoseconds: int) -> UnevenLine:
+        """Every step longer by the same time."""
+        tail = DecodeLine(*self).longer(femtoseconds)
+        return self.of(
+            tail, self.first.longer(femtoseconds), self.even.longer(femtoseconds), self.even_tokens
+        )
+
     def first_steps(self, ctx: int, mx: int) -> int:
         """Steps from this one on that the cap is the lesser for."""
         cap = self.first

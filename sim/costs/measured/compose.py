@@ -31,6 +31,17 @@ def compose(
     else slices of all. Errors: NotMeasured with what is missing.
     """
     tp, dp = tensor_parallel_size, moe_data_parallel_size
+    formats = {bits for _, bits in model.weight_bits if bits < 8 * model.dtype_bytes}
+    for has, layers in (
+        (model.recurrent, "recurrent layers"),
+        (model.attention.indexer, "sparse attention"),
+        (model.untimed, model.untimed),
+        (model.more_attention, "attention with heads of several shapes"),
+        (model.moe and model.moe.latent, "experts on a latent"),
+        (len(formats) > 1, "matrices of several formats"),
+    ):
+        if has:
+            raise NotMeasured(f"operations of {layers} were not measured")
     return Operations(
         lane(gpu.name, engine),
         model,

@@ -1,4 +1,4 @@
-"""Corrections to measured operations, fitted to what users have: the file, and how they apply.
+"""Corrections to step costs, fitted to what users have: the file, and how they apply.
 
 Three numbers: host time that each step exposes (seconds, added), and factors on the device time of decode
 steps and of steps with prompts. `sd` are their standard deviations given the results, `prior_sd` what was
@@ -18,6 +18,7 @@ from pagecast.sim.documents import read_json
 
 KIND = "pagecast corrections of measured operations"
 FORMAT = 1
+MEASURED = "measured"
 NAMES = ("step_s", "decode", "prompt")
 _MOST_BYTES = 1 << 20
 _BOUNDS = {"step_s": (-0.1, 1.0), "decode": (0.1, 10.0), "prompt": (0.1, 10.0)}
@@ -25,7 +26,7 @@ _BOUNDS = {"step_s": (-0.1, 1.0), "decode": (0.1, 10.0), "prompt": (0.1, 10.0)}
 
 @dataclass(frozen=True)
 class Corrections:
-    """Corrections of measured operations for one set-up.
+    """Corrections of step costs for one set-up: of measured operations, or of the `base` named.
 
     `covariance` is of (step_s in ms, ln decode, ln prompt); `made_for` names model, GPU, engine and sharding;
     `sources` the results that were fitted, with their errors before and after.
@@ -39,6 +40,7 @@ class Corrections:
     prior_sd: tuple[float, ...] = ()
     made_for: dict[str, Any] = field(default_factory=dict)
     sources: tuple[dict[str, Any], ...] = ()
+    base: str = MEASURED
 
     @property
     def sd(self) -> tuple[float, ...]:
@@ -75,6 +77,7 @@ def read_corrections(path: str | Path) -> Corrections | None:
             prior_sd=tuple(float(value) for value in body["prior_sd"]),
             made_for=dict(body["made_for"]),
             sources=tuple(dict(source) for source in body["sources"]),
+            base=str(body.get("base", MEASURED)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{where}: field missing or of the wrong kind ({error}); calibrate again") from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 import numpy as np
-from pagecast.sim.costs.measured.corrections import Corrections
+from pagecast.sim.costs.measured.corrections import MEASURED, Corrections
 from pagecast.sim.costs.measured.grid import extended
 from pagecast.sim.costs.measured.host import HOST, HostTimes
 from pagecast.sim.costs.measured.lines import ContextPieces
@@ -17,7 +17,6 @@ from pagecast.sim.costs.step_costs import FEMTO, Batch, DecodeLine, StepCosts
 from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.note import Note
 
-MEASURED = "measured"
 # Of recorded and public runs below saturation that fitted nothing (docs/measured-operations.md), in percent:
 # the errors of mean TPOT, mean E2E and mean TTFT that vLLM's runs on NVLink GPUs stayed within.
 TPOT_PERCENT, E2E_PERCENT, TTFT_PERCENT = 10, 12, 20

@@ -27,7 +27,8 @@ from pagecast.sim.costs.measured.products import BF16, Products
 from pagecast.sim.costs.measured.tables import MeasuredTable
 from pagecast.sim.costs.measured.tables import table as find_table
 from pagecast.sim.machine.gpus import Gpu
-from pagecast.sim.machine.model_facts import Linear, ModelFacts
+from pagecast.sim.machine.matrix import Linear
+from pagecast.sim.machine.model_facts import ModelFacts
 
 KERNEL_S, KERNEL_BANDWIDTH = 3e-6, 0.8
 ROUTING_KERNELS = 2

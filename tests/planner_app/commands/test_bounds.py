@@ -24,6 +24,8 @@ NEEDED = {
     "memory": ["--model", "m", "--gpu", "g"],
     "trace convert": ["trace", "out.jsonl"],
     "trace generate": ["out.jsonl"],
+    "trace from-metrics": ["answer.json", "out.jsonl"],
+    "watch": ["http://localhost:8000"],
     "generate": ["text", "--model", "m"],
     "record": ["trace", "--model", "m", "--out", "folder"],
 }
@@ -47,8 +49,9 @@ def integers() -> Iterator[tuple[str, str]]:
             kind, option = get_args(parameter.annotation)[:2]
             kinds = {part for outer in (kind, *get_args(kind)) for part in (outer, *get_args(outer))}
             if int in kinds:
-                spelt = [text for text in option.param_decls or () if text.startswith("--")]
-                yield name, min(spelt, key=len) if spelt else "--" + parameter.name.replace("_", "-")
+                given = (option.default, *(option.param_decls or ()))  # an annotation's first name is there
+                spelt = [text for text in given if isinstance(text, str) and text.startswith("--")]
+                yield name, spelt[0] if spelt else "--" + parameter.name.replace("_", "-")
 
 
 @pytest.mark.parametrize(("command", "option"), sorted(set(integers())))
@@ -57,7 +60,7 @@ def test_an_integer_beyond_64_bits_is_one_line_that_names_the_option(command, op
     assert run([*command.split(), *NEEDED.get(command, []), f"{option}={value}"]) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1
-    assert option.removesuffix("-override") in message
+    assert option in message
 
 
 @pytest.mark.parametrize("count", [10_001, 99_999_999_999_999_999_999])

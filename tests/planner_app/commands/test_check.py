@@ -154,7 +154,7 @@ def test_a_replays_folder_is_a_baseline_too(tmp_path, capsys):
     file = scenario(tmp_path, max_num_seqs=4)
     code, out, _ = check("--scenario", file, "--baseline", tmp_path / "was", capsys=capsys)
     assert code == 1
-    assert "max_num_seqs: 256 -> 4" in out
+    assert "max_num_seqs: 1024 -> 4" in out
 
 
 def test_costs_that_auto_chose_are_no_change(tmp_path, capsys):
@@ -300,12 +300,12 @@ def test_undecided_regressions_are_counted_and_fail_where_the_file_says_so():
 
 
 def test_a_default_that_is_written_out_is_no_change(baseline, tmp_path, capsys):
-    file = scenario(tmp_path, gpu_memory_utilization=0.9)
+    file = scenario(tmp_path, gpu_memory_utilization=0.92)
     _, out, _ = check("--scenario", file, "--baseline", baseline, capsys=capsys)
     assert "changed since the baseline" not in out
     file = scenario(tmp_path, gpu_memory_utilization=0.8)
     _, out, _ = check("--scenario", file, "--baseline", baseline, capsys=capsys)
-    assert "changed since the baseline: gpu_memory_utilization: 0.9 -> 0.8" in out
+    assert "changed since the baseline: gpu_memory_utilization: 0.92 -> 0.8" in out
 
 
 def test_a_file_without_the_section_is_told_so(tmp_path, capsys):

@@ -16,7 +16,7 @@ def test_replicas_share_a_trace(capsys):
     printed = capsys.readouterr().out
     assert "200 completed" in printed
     assert "3 replicas on 3 GPUs behind least-loaded" in printed
-    assert "chat: 200 requests on Qwen/Qwen3-8B, 3 replicas, 3 GPUs, profile vllm" in printed
+    assert "chat: 200 requests on Qwen/Qwen3-8B, 3 replicas, 3 GPUs, vLLM 0.24" in printed
     assert "replica-2 (1 x H200)" in printed
 
 
@@ -30,7 +30,8 @@ def test_a_fleet_whose_replicas_come_and_go_tells_how_many_replicas_there_were_a
     file = tmp_path / "fleet.yaml"
     lost = "{at_s: 20, replica: replica-1, back_after_s: 5}"
     file.write_text(f"groups: [{{replicas: 3}}]\nstartup: {{engine_s: 1}}\nincidents: [{lost}]\n")
-    options = ["--gpu", "L4", "--fleet", str(file), "--report", str(tmp_path / "fleet.html")]
+    options = ["--gpu", "L4", "--max-model-len", "16384", "--fleet", str(file)]
+    options += ["--report", str(tmp_path / "fleet.html")]
     assert run([*REPLAY, *options, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     fleet = summary["fleet"]

@@ -134,7 +134,7 @@ BAD = {
         '{"timestamp": 1, "input_length": 5, "output_length": 3, "hash_ids": [1]}\n',
         "line 2",
     ),
-    "column.csv": ("arrival_s,input_tokens\n0.0,5\n", "output_tokens"),
+    "column.csv": ("arrival_s,input_tokens\n0.0,5\n", "hold output tokens"),
 }
 
 

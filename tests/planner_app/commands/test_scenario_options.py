@@ -10,8 +10,7 @@ from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.reading import LoadOptions
 from pagecast.planner_app.commands.scenario_options import (
     GivenScenario,
-    ScenarioArguments,
-    TraceArgument,
+    WorkArguments,
     load,
 )
 from pagecast.sim.scenario import Scenario
@@ -19,10 +18,10 @@ from typer.testing import CliRunner
 
 GIVEN: dict[str, Any] = {
     "model": "Qwen/Qwen3-0.6B",
+    "assume_dense": True,
     "gpu": "A100-80GB",
-    "profile": "nano-vllm",
+    "engine": "nano-vllm@bb823b3",
     "costs": "roofline",
-    "engine": "pagecast",
     "block_size": 32,
     "gpu_memory_utilization": 0.5,
     "free_gpu_memory_fraction": 0.6,
@@ -94,10 +93,8 @@ GIVEN: dict[str, Any] = {
 
 
 @with_options
-def command(
-    trace: TraceArgument, arguments: ScenarioArguments, extra: Annotated[int, typer.Option()] = 1
-) -> None:
-    work, scenario = load(trace, arguments)
+def command(arguments: WorkArguments, extra: Annotated[int, typer.Option()] = 1) -> None:
+    work, scenario = load(arguments)
     console.print_json({"requests": len(work), "extra": extra, **scenario.flat()})
 
 
@@ -144,7 +141,7 @@ def test_help_says_what_each_field_is(field, help_text):
 
 def loaded_at(rate: float) -> Any:
     """The bundled chat sample at a rate."""
-    trace, _ = load("chat", GivenScenario(reading=LoadOptions(rate=rate, limit=600)))
+    trace, _ = load(GivenScenario(trace="chat", reading=LoadOptions(rate=rate, limit=600)))
     return trace
 
 

@@ -7,6 +7,7 @@ import pytest
 import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.support import support_command
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.draw import draw
 from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.machine.models import known_models
@@ -73,8 +74,21 @@ def test_all_models_and_gpus_can_be_read_at_80_columns(monkeypatch):
     ran = CliRunner().invoke(app, [])
     assert ran.exit_code == 0
     lines = ran.stdout.splitlines()
-    table = [line for line in lines if not line.startswith("r: ")]
+    table = [line for line in lines if not line.startswith(("r: ", "rules "))]
     assert "…" not in ran.stdout and max(map(len, table)) <= 80
     assert "1 B200, 2 GB200" in ran.stdout and "H100 SXM" in ran.stdout
-    names = [line.split()[0] for line in lines if len(line.split()) == 10]
+    names = [line.split()[0] for line in table if len(line.split()) == 10]
     assert len(names) == len(set(names)) and set(known_models()) <= set(names)
+
+
+def test_one_model_is_described_in_five_lines():
+    def described(name):
+        return CliRunner().invoke(app, [name, "--gpu", "H200"]).stdout.splitlines()
+
+    lines = described("Qwen/Qwen3.5-27B")
+    assert [line.split()[0] for line in lines] == ["model", "memory", "decisions", "costs", "unknown"]
+    assert "27.36 B parameters" in lines[0] and "65,536 bytes of KV (bf16) a token" in lines[1]
+    assert "3 state in 784s, 1 full in 784s" in lines[2] and "roofline on H200" in lines[3]
+    assert "can't be timed" in described("deepseek-ai/DeepSeek-V4-Flash")[3]
+    refused = CliRunner().invoke(app, ["Qwen/Qwen3-8B", "--model", "Qwen/Qwen3-8B"])
+    assert isinstance(refused.exception, BadInput)

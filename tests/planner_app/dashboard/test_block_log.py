@@ -30,14 +30,14 @@ RULES: list[dict[str, Any]] = [
     {"preemption": "swap"},
     {"preemption": "swap", "swap_gb_per_s": 2.0},
     {"partial_reuse": "copy"},
-    {"partial_reuse": "copy", "profile": "trtllm-guaranteed-no-evict"},
+    {"partial_reuse": "copy", "engine": "trtllm-guaranteed-no-evict"},
     {"rollout_at_s": 10.0},
     {"isolation": "tenant", "tenants": "a:weight=2,blocks=700 b:blocks=500"},
     {"isolation": "tenant", "tenants": "*:weight=1", "scrub_private_blocks": True},
     {"kv_offloading_size": 1.0},
     {"speculative_config": "eagle3:3:0.7"},
     {"model": "openai/gpt-oss-20b", "eviction": "slru"},
-    {"profile": "nano-vllm"},
+    {"engine": "nano-vllm"},
 ]
 
 

@@ -275,7 +275,7 @@ def cut(log: BlockLog, events: int) -> BlockLog:
 
 @pytest.mark.parametrize("rules", ["vllm", "nano-vllm"])
 def test_a_replays_pictures_are_the_cores_state_cancellations_and_all(rules):
-    scenario = BUSY.changed(profile=rules)
+    scenario = BUSY.changed(engine=rules)
     kinds = pictures_equal_the_core(scenario, busy_trace(), least_steps=100)
     assert {"cancelled", "evicted", "reused", "preempted", "freed"} <= kinds
 

@@ -34,7 +34,7 @@ def blocks_script() -> None:
     from pagecast.planner_app.dashboard.shell import state
     from pagecast.planner_app.dashboard.shell.view import PageView
 
-    state.session().view = PageView.of({"requests": 60, "gpu": "L4"})
+    state.session().view = PageView.of({"requests": 60, "gpu": "L40S"})
     page.render()
 
 
@@ -175,7 +175,7 @@ def test_a_hostile_sandbox_link_is_a_warning():
 def test_a_replay_plays_and_a_block_tells_its_life():
     test = until(opened(blocks_script, frame="300", block="40"), grid)
     data = grid(test)
-    view = PageView.of({"requests": 60, "gpu": "L4"})
+    view = PageView.of({"requests": 60, "gpu": "L40S"})
     assert data["blocks"] == view.scenario().limits().num_blocks
     assert data["at"] == 300 and data["chosen"] == 40 and data["total"] > 300
     assert len(data["times"]) == data["total"] and data["log"][0] == "0 admitted r0 cached=0"
@@ -222,7 +222,7 @@ def test_trust_shows_the_shipped_calibration_in_force():
 
 
 def test_trust_says_in_what_a_scenario_differs():
-    test = opened(trust_script, {"gpu": "L4"})
+    test = opened(trust_script, {"gpu": "L40S"})
     text = " ".join(element.value for element in [*test.caption, *test.markdown])
     assert "**roofline**" in text and "differs from the scenario in GPU" in text
 
@@ -278,7 +278,7 @@ def where(page: Any) -> str:
 
 
 def test_the_block_view_plays_steps_and_tells_of_a_block(visit: Visit) -> None:
-    page = visit("/blocks?requests=60&gpu=L4")
+    page = visit("/blocks?requests=60&gpu=L40S")
     page.locator(".pool .where").wait_for(timeout=60_000)
     first = where(page)
     assert first.startswith("Step 0,") and "free" in page.locator(".legend").inner_text()

@@ -148,7 +148,7 @@ def test_the_waterfall_adds_up_to_the_gpu():
 
 
 def test_tune_maps_the_grid_and_recommends_with_a_reason():
-    view = PageView.of({"requests": 40, "gpu": "L4", "slo": "ttft_p99<100s"})
+    view = PageView.of({"requests": 40, "gpu": "L40S", "slo": "ttft_p99<100s"})
     trace, updates = workload.trace_of(view), []
     table = searches.grid_job(trace, view.scenario(), view["slo"], progress=updates.append)
     figure = grid_map(table, "TTFT p99", (0.9, 16))
@@ -164,7 +164,7 @@ def test_tune_maps_the_grid_and_recommends_with_a_reason():
 
 
 def test_budgets_begin_where_the_kv_cache_fits():
-    for gpu in ("L4", "H200"):
+    for gpu in ("L40S", "H200"):
         budgets = searches.budgets(PageView.of({"gpu": gpu}).scenario())
         assert list(budgets) == sorted(budgets) and budgets[-1] == 0.95 and 4 <= len(budgets) <= 8
         assert all(

@@ -57,7 +57,7 @@ def test_ttft_over_time_is_that_of_the_requests_that_arrived_then(made):
     assert np.nanmin(values) >= made.run.requests["ttft_s"].min()
 
 
-def test_recovery_ends_with_the_last_span_that_is_worse(made):
+def test_a_loss_that_ttft_never_recovers_from_is_told_as_such(made):
     worse = made.lost.requests.copy()
     after = worse["arrival_s"] > made.loss_s
     worse["ttft_s"] = made.run.requests["ttft_s"].where(~after, made.run.requests["ttft_s"] * 10)
@@ -111,3 +111,24 @@ def test_the_page_shows_its_charts():
         assert title in titles
     cards = {metric.label: metric.value for metric in test.metric}
     assert cards["Cost"].startswith("$") and cards["GPU hours"] != "0"
+
+
+def test_what_differs_by_chance_is_no_effect_of_a_loss(made):
+    """A replay without any loss, told as one with a loss: its spans differ too, here and there."""
+    run, chance, *others = made.run, *made.others
+    told = type(made)(run, chance, made.loss_s, made.routers, tuple(others))
+    assert charts.recovery_s(told) == 0.0
+    assert "no more than it differs by chance" in charts.death_in_words(
+        type(made)(run, run, made.loss_s, made.routers)
+    )
+
+
+def test_an_effect_ends_with_the_first_span_that_is_as_without_the_loss(made):
+    worse = made.run.requests.copy()
+    last = float(worse["arrival_s"].max())
+    hit = (worse["arrival_s"] > made.loss_s) & (worse["arrival_s"] < made.loss_s + last / 6)
+    late = worse["arrival_s"] > 0.95 * last  # as chance would have it
+    worse["ttft_s"] = worse["ttft_s"].where(~(hit | late), worse["ttft_s"] * 10 + 1)
+    lost = type(made.run)(made.run.summary, worse, made.run.timeline)
+    told = type(made)(made.run, lost, made.loss_s, made.routers)
+    assert charts.recovery_s(told) == pytest.approx(last / 6, abs=last / 30)

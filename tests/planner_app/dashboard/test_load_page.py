@@ -16,8 +16,11 @@ pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 
 from pagecast.planner_app.dashboard.load import charts, page
 from pagecast.planner_app.dashboard.load.curves import curves
+from pagecast.planner_app.dashboard.load.highest import rates_job
 from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.dashboard.what_if.advice import advice_on, advice_on_cost, advice_on_load
+from pagecast.planner_app.planner.capacity.options import PlanOptions
+from pagecast.planner_app.planner.capacity.planning import plan
 from pagecast.planner_app.planner.prices import read_prices, usd_per_million_tokens
 from pagecast.planner_app.reports.style import caption_of
 from streamlit.testing.v1 import AppTest
@@ -27,7 +30,9 @@ SLO = "ttft_p99<2s,tpot_p99<50ms"
 
 @pytest.fixture(scope="module")
 def table():
-    return curves(read("chat", limit=60), Scenario(), ["H200", "L4"], SLO, loads=(0.5, 1.0, 8.0))
+    return curves(
+        read("chat", limit=60), Scenario(max_model_len=8192), ["H200", "L4"], SLO, loads=(0.5, 1.0, 8.0)
+    )
 
 
 def test_ttft_grows_and_goodput_leaves_the_offered_load(table):
@@ -59,8 +64,14 @@ def test_goodput_is_the_share_of_requests_that_keep_every_bound():
 
 
 def test_advice_names_the_load_that_a_gpu_takes(table):
-    assert "One replica is enough" in page.advice(table[table["gpu"] == "H200"])
-    assert "at no load tried" in page.advice(table[table["gpu"] == "L4"])
+    fast, slow = (table[table["gpu"] == gpu] for gpu in ("H200", "L4"))
+    offered = float(fast[fast["load"] == 1.0]["requests_per_s"].iloc[0])
+    assert "The SLO holds at" in page.advice(fast)
+    assert "broken at every load tried" in page.advice(slow)
+    rates = {"H200": offered * 1.1, "L4": offered / 3.5}
+    assert f"up to {offered * 1.1:.3g} requests/s" in page.advice(fast, rates)
+    assert "over 4 replicas" in page.advice(slow, rates)
+    assert "at no load" in page.advice(slow, {"L4": None})
     assert "SLO" in page.advice(table.drop(columns="meets"))
     assert "H200" in caption_of(charts.ttft_against_load(table, 2.0))
     assert "H200" in caption_of(charts.goodput_against_load(table))
@@ -73,8 +84,7 @@ def test_the_cost_of_tokens_follows_from_price_and_throughput(table):
     assert "H200" in caption_of(charts.cost_against_load(priced))
     with pytest.raises(BadInput, match="write GPU=USD_PER_GPU_HOUR"):
         read_prices(["3.5"])
-    with pytest.raises(BadInput, match="above 0"):
-        PageView.of({"prices": "H200=-1"}).prices()
+    assert PageView.of({"prices": "H200=-1"}).prices() == {}  # as its box says
     assert PageView.of({"prices": "h200=3.5, L40S=1.2"}).prices() == {"H200": 3.5, "L40S": 1.2}
 
 
@@ -90,10 +100,8 @@ def test_what_the_cards_advise():
     assert "KV blocks" in advice_on("ttft_s.p99", tight, [("ttft_p99<1ms", False)])
     assert "evicted" in advice_on("token_hit_rate", tight, [])
     assert "price" in advice_on_cost(False, light) and "Load page" in advice_on_cost(True, light)
-    assert (
-        advice_on_load("batch size", True) == "To serve more users, raise the batch size (sequences at once)."
-    )
-    assert "Wait" in advice_on_load("KV blocks", False)
+    assert advice_on_load("batch size", 5) == "To serve more users, raise the batch size (sequences at once)."
+    assert "Wait" in advice_on_load("KV blocks", None)
 
 
 def test_a_price_gives_the_cost_card_and_each_card_one_sentence(app):
@@ -134,3 +142,12 @@ def test_the_load_page_sets_gpus_side_by_side():
     titles = " ".join(text.value for text in test.markdown)
     assert "TTFT against load" in titles and "Goodput against load" in titles
     assert {metric.value for metric in test.metric if metric.label.startswith("$")} >= {"no price"}
+
+
+def test_the_highest_rate_is_that_of_a_plan() -> None:
+    trace, scenario = read("chat", limit=80), Scenario(max_num_seqs=8)
+    told: list[tuple[int, int, str]] = []
+    rates = rates_job(trace, scenario, ["H200"], SLO, progress=told.append)
+    found = plan(trace, scenario, PlanOptions(slo=SLO, replicates=0, explain=False)).answers["rate"]
+    assert rates["H200"] == pytest.approx(found.value, rel=0.03)
+    assert told

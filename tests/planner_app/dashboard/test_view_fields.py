@@ -61,7 +61,7 @@ def test_every_field_has_one_widget():
 
 def test_defaults_are_those_of_a_scenario_but_for_what_a_slider_shows():
     fields = {name: info.default for name, info in Scenario.flat_fields().items()}
-    on_sliders = {"gpu_memory_utilization", "kv_offloading_size"}
+    on_sliders = {"kv_offloading_size"}
     assert {name for name in fields if fields[name] != SCENARIO[name]} == on_sliders
     assert PageView().scenario().host is None
 
@@ -74,8 +74,7 @@ def test_defaults_are_those_of_a_scenario_but_for_what_a_slider_shows():
             {"block_size": 32, "gpu_memory_utilization": 0.8, "enable_prefix_caching": False},
         ),
         ("kv_tokens=5000&engine=pagecast", {"kv_tokens": 5000, "engine": "pagecast"}),
-        ("kv_tokens=&engine=", {"kv_tokens": None, "engine": None}),
-        ("num_gpu_blocks=9", {"num_gpu_blocks": 9, "gpu_memory_utilization": None}),
+        ("kv_tokens=&max_num_seqs=", {"kv_tokens": None, "max_num_seqs": None}),
     ],
 )
 def test_a_link_gives_the_fields(query, fields):

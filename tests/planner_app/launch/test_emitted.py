@@ -58,9 +58,8 @@ def draw(seed):
 
 def said(scenario):
     """What a scenario says that a start of vLLM can say."""
-    own = {
-        name: value for name, value in scenario.flat().items() if name not in (*UNSAID, "speculative_config")
-    }
+    unsaid = (*UNSAID, "speculative_config")
+    own = {name: value for name, value in scenario.resolved().items() if name not in unsaid}
     drafter = scenario.speculation
     own["speculation"] = None if drafter is None else {**drafter.model_dump(), "acceptance": None}
     return own | {"async_scheduling": scenario.pipelined}
@@ -87,6 +86,6 @@ def test_replicas_that_hand_over_are_read_one_by_one(tmp_path):
     path = tmp_path / "fleet.yaml"
     path.write_text(emit("llm-d", Scenario(max_num_seqs=8), fleet))
     launch = read_launch(f"@{path}#pagecast-fleet-second")
-    assert Scenario.make(launch.fields) == Scenario(max_num_seqs=8)
+    assert Scenario.make(launch.fields).resolved() == Scenario(max_num_seqs=8).resolved()
     assert launch.replicas == 2
     assert "KV transfer by NixlConnector" in launch.notes[1]

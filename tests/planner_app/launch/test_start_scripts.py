@@ -43,7 +43,7 @@ sleep 60; curl localhost:8000/health
         "vllm@0.33",
         {
             "model": "meta-llama/Llama-3.1-8B-Instruct",
-            "profile": "vllm",
+            "engine": "vllm@0.33",
             "tensor_parallel_size": 2,
             "max_model_len": 16384,
             "max_num_seqs": 128,
@@ -65,7 +65,7 @@ nohup python3 -m vllm.entrypoints.openai.api_server "${ARGS[@]}" &
         "vllm",
         {
             "model": "Qwen/Qwen3-30B-A3B",
-            "profile": "vllm",
+            "engine": "vllm@0.24",
             "moe_data_parallel_size": 4,
             "enable_expert_parallel": True,
             "max_model_len": 32000,
@@ -84,7 +84,7 @@ nohup python3 -m vllm.entrypoints.openai.api_server "${ARGS[@]}" &
   --model Qwen/Qwen3-8B --quantization fp8 -tp 2 --enforce-eager   # first try
 """,
         "vllm@0.24",
-        {"model": "Qwen/Qwen3-8B-FP8", "profile": "vllm", "tensor_parallel_size": 2},
+        {"model": "Qwen/Qwen3-8B-FP8", "engine": "vllm@0.24", "tensor_parallel_size": 2},
         gpus=2,
         notes=("not modelled, though a forecast may depend on it: --enforce-eager",),
     ),
@@ -94,7 +94,7 @@ nohup python3 -m vllm.entrypoints.openai.api_server "${ARGS[@]}" &
         "vllm",
         {
             "model": "Qwen/Qwen3-8B",
-            "profile": "vllm",
+            "engine": "vllm@0.24",
             "max_num_batched_tokens": 4096,
             "max_loras": 4,
             "kv_offloading_size": 16.0,
@@ -143,7 +143,7 @@ spec:
         "vllm@0.28",
         {
             "model": "mistralai/Mistral-7B-Instruct-v0.3",
-            "profile": "vllm",
+            "engine": "vllm@0.28",
             "gpu": "H100 SXM",
             "block_size": 32,
             "kv_cache_dtype": "fp8",
@@ -166,7 +166,12 @@ spec:
         args: [--model, Qwen/Qwen3-8B, "--max-num-seqs=$(SEQS)", --scheduling-policy, priority]
 """,
         "vllm@0.31",
-        {"model": "Qwen/Qwen3-8B", "profile": "vllm", "max_num_seqs": 64, "scheduling_policy": "priority"},
+        {
+            "model": "Qwen/Qwen3-8B",
+            "engine": "vllm@0.31",
+            "max_num_seqs": 64,
+            "scheduling_policy": "priority",
+        },
     ),
     Guide(
         "sglang.sh",
@@ -180,7 +185,7 @@ python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct --h
         "sglang@0.5.23",
         {
             "model": "meta-llama/Llama-3.1-8B-Instruct",
-            "profile": "sglang",
+            "engine": "sglang@0.5.23",
             "tensor_parallel_size": 2,
             "gpu_memory_utilization": 0.85,
             "max_num_batched_tokens": 4096,
@@ -204,7 +209,7 @@ python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct --h
         "sglang@0.5.23",
         {
             "model": "Qwen/Qwen3-8B",
-            "profile": "sglang",
+            "engine": "sglang@0.5.23",
             "enable_prefix_caching": False,
             "enable_chunked_prefill": False,
         },
@@ -232,7 +237,7 @@ trtllm-serve serve "nvidia/Llama-3.1-8B-Instruct-FP8" --backend pytorch --tp_siz
         "trtllm",
         {
             "model": "nvidia/Llama-3.1-8B-Instruct-FP8",
-            "profile": "trtllm-max-utilization",
+            "engine": "trtllm-max-utilization@1.2",
             "tensor_parallel_size": 2,
             "max_num_seqs": 256,
             "max_num_batched_tokens": 4096,
@@ -259,7 +264,7 @@ spec:
     resources: {limits: {nvidia.com/gpu: 1}}
 """,
         "trtllm@1.2",
-        {"model": "Qwen3-8B", "profile": "trtllm-guaranteed-no-evict", "max_model_len": 8192},
+        {"model": "Qwen3-8B", "engine": "trtllm-guaranteed-no-evict@1.2", "max_model_len": 8192},
         notes=("/models/Qwen3-8B is not here; it is taken for Qwen3-8B",),
     ),
     Guide(
@@ -272,7 +277,7 @@ spec:
     command: --model Qwen/Qwen3-8B --kv-cache-memory-bytes 8G
 """,
         "vllm",
-        {"model": "Qwen/Qwen3-8B", "profile": "vllm", "num_gpu_blocks": 3639},
+        {"model": "Qwen/Qwen3-8B", "engine": "vllm@0.24", "num_gpu_blocks": 3639},
         notes=("VLLM_ATTENTION_BACKEND of the environment",),
     ),
 ]
@@ -346,4 +351,4 @@ def test_equal_starts_are_replicas():
 
 def test_a_version_whose_rules_are_not_followed_is_named():
     note = read_launch("docker run vllm/vllm-openai:v0.99.0 --model Qwen/Qwen3-8B").notes[-1]
-    assert "vllm@0.99 is started; the rules here are those of " in note
+    assert "vllm@0.99 is started, which is not known; rules and defaults are those of vLLM 0.33" in note

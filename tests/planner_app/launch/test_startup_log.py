@@ -75,7 +75,7 @@ CASES = {
         "0.24",
         {
             "model": "Qwen/Qwen3-8B",
-            "profile": "vllm",
+            "engine": "vllm@0.24",
             "gpu": "H100 SXM",
             "max_num_seqs": 64,
             "gpu_memory_utilization": 0.85,
@@ -90,7 +90,7 @@ CASES = {
     "vllm-0.33": (
         VLLM_33,
         "0.33",
-        {"model": "Qwen/Qwen3-8B", "profile": "vllm", "tensor_parallel_size": 2, "max_model_len": 10001},
+        {"model": "Qwen/Qwen3-8B", "engine": "vllm@0.33", "tensor_parallel_size": 2, "max_model_len": 10001},
         44758,
     ),
     "sglang": (
@@ -98,7 +98,7 @@ CASES = {
         None,
         {
             "model": "meta-llama/Llama-3.1-8B-Instruct",
-            "profile": "sglang",
+            "engine": "sglang@0.5.23",
             "tensor_parallel_size": 2,
             "block_size": 16,
             "gpu_memory_utilization": 0.83,
@@ -117,7 +117,7 @@ CASES = {
         "1.2",
         {
             "model": "Qwen/Qwen3-8B",
-            "profile": "trtllm-guaranteed-no-evict",
+            "engine": "trtllm-guaranteed-no-evict@1.2",
             "tensor_parallel_size": 1,
             "block_size": 32,
             "free_gpu_memory_fraction": 0.85,

@@ -57,7 +57,7 @@ def test_a_plan_says_what_it_is_for_how_far_to_trust_it_and_what_was_not_served(
     assert [(each["completed"], each["rejected"]) for each in counts] == [(58, 2)] * 2
     assert run(command) == 0
     printed = capsys.readouterr().out
-    first = "chat: 60 requests on Qwen/Qwen3-8B, replicas of 1 x L40S, profile vllm, costs roofline"
+    first = "chat: 60 requests on Qwen/Qwen3-8B, replicas of 1 x L40S, vLLM 0.24, costs roofline"
     assert printed.splitlines()[0] == first
     assert "cost: of 60 requests 58 completed, 2 rejected" in printed
     assert "session: of 60 requests 58 completed, 2 rejected" in printed
@@ -116,7 +116,7 @@ def test_vllm_gets_the_options_simulated():
     assert "--tensor-parallel-size 2 --block-size 32 --num-gpu-blocks-override 1000" in words
     assert words.endswith("--max-model-len 4096 --no-async-scheduling")
     with pytest.raises(BadInput, match="not vLLM's"):
-        serve_arguments(Scenario(profile="nano-vllm"))
+        serve_arguments(Scenario(engine="nano-vllm"))
 
 
 @pytest.mark.parametrize("form", ["vllm", "k8s", "dynamo"])

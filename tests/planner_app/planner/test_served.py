@@ -124,9 +124,9 @@ def test_requests_that_are_too_long_at_any_load_are_left_out_and_counted():
     [
         ({"max_model_len": 300}, 400, True),
         ({}, 40_000, True),
-        ({"profile": "sglang", "block_size": 1}, 40_000, True),
+        ({"engine": "sglang", "block_size": 1}, 40_000, True),
         (
-            {"profile": "trtllm-static", "enable_chunked_prefill": False, "max_num_batched_tokens": 300},
+            {"engine": "trtllm-static", "enable_chunked_prefill": False, "max_num_batched_tokens": 300},
             400,
             True,
         ),

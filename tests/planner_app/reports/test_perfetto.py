@@ -66,7 +66,7 @@ def test_slices_are_the_replays_steps_and_latencies():
 
 @pytest.mark.parametrize("profile", ["vllm", "sglang"])
 def test_kv_in_use_is_of_what_sequences_may_hold_of_a_model_with_windows_too(profile):
-    scenario = Scenario(model="google/gemma-3-27b-it", profile=profile, costs="roofline", num_gpu_blocks=8000)
+    scenario = Scenario(model="google/gemma-3-27b-it", engine=profile, costs="roofline", num_gpu_blocks=8000)
     result = replay(scale(CHAT, 30.0), scenario)
     counters = [event for event in events(result) if event["ph"] == "C" and event["name"].startswith("KV")]
     used = max(event["args"]["used"] for event in counters)

@@ -49,7 +49,7 @@ async def play(backend: Any, seed: int, count: int, horizon_s: float) -> list[Ge
         (1, {"max_num_seqs": 4, "max_num_batched_tokens": 128}),
         (2, {"num_gpu_blocks": 60, "max_num_batched_tokens": 256}),
         (3, {"num_gpu_blocks": 60, "scheduling_policy": "priority", "async_scheduling": False}),
-        (4, {"profile": "nano-vllm", "costs": "roofline"}),
+        (4, {"engine": "nano-vllm", "costs": "roofline"}),
         (2, {"num_gpu_blocks": 60, "preemption": "swap", "swap_gb_per_s": 1.0}),
         (5, {"max_loras": 1}),
     ],

@@ -126,7 +126,9 @@ def test_logprobs_of_a_completion_say_where_each_token_stands(client: openai.Ope
     assert all(whole.text[at : at + len(token)] == token for token, at in places)
     chunks = client.completions.create(**asked, stream=True)
     streamed = [at for chunk in chunks for at in chunk.choices[0].logprobs.text_offset]
-    assert streamed == whole.logprobs.text_offset and streamed[0] == (len("hello") if echo else 0)
+    assert streamed == whole.logprobs.text_offset and streamed[0] == 0
+    assert (whole.logprobs.token_logprobs[0] is None) == echo  # the prompt's first token has none
+    assert "".join(whole.logprobs.tokens) == whole.text
 
 
 def test_models_and_adapters_are_listed(client: openai.OpenAI) -> None:

@@ -81,7 +81,7 @@ async def converse(backend: Any, seed: int, count: int, until_done: bool = True)
         (2, {"num_gpu_blocks": 150, "max_num_batched_tokens": 256}),
         (3, {"num_gpu_blocks": 150, "scheduling_policy": "priority"}),
         (4, {"num_gpu_blocks": 150, "async_scheduling": False}),
-        (5, {"num_gpu_blocks": 150, "costs": "roofline", "profile": "nano-vllm"}),
+        (5, {"num_gpu_blocks": 150, "costs": "roofline", "engine": "nano-vllm"}),
     ],
 )
 def test_a_recorded_run_makes_the_same_decisions(seed: int, fields: dict[str, Any], tmp_path: Path) -> None:

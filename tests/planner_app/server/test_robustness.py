@@ -177,8 +177,6 @@ def test_a_request_has_arrived_when_its_body_has() -> None:
 class SlowTokenizer(PackedTokenizer):
     """Takes as long as it is told to, and lets other threads run meanwhile."""
 
-    leaves_lock = True
-
     def __init__(self) -> None:
         super().__init__()
         self.begun = threading.Event()

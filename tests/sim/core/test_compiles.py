@@ -56,7 +56,7 @@ from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 
 trace = read("traces/samples/chat.jsonl.gz", limit=300)
-scenarios = [{"profile": name} for name in PROFILES]
+scenarios = [{"engine": name} for name in PROFILES]
 scenarios += [{"model": "openai/gpt-oss-20b"}, {"kv_offloading_size": 4}, {"async_scheduling": True}]
 for fields in scenarios:
     tight = {"model": "Qwen/Qwen3-8B", "costs": "roofline", "num_gpu_blocks": 3000, **fields}

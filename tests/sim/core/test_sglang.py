@@ -266,10 +266,10 @@ def test_unknown_settings_are_named():
         Scheduler(Limits(10, policy="lpm"))
     with pytest.raises(BadInput, match="mixed_chunk needs chunked prefill"):
         scheduler(settings=SglangSettings(mixed_chunk=True, chunked_prefill=False))
-    with pytest.raises(BadInput, match="enable_mixed_chunk is for the profile sglang; the profile is vllm"):
+    with pytest.raises(BadInput, match="enable_mixed_chunk is for SGLang; the engine is vllm"):
         Scenario(enable_mixed_chunk=True).limits()
     with pytest.raises(BadInput, match="give radix_eviction_policy"):
-        Scenario(profile="sglang", eviction="lfu").limits()
+        Scenario(engine="sglang", eviction="lfu").limits()
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_unknown_settings_are_named():
 def test_stretches_are_the_same_as_single_steps(fields):
     trace = read("chat", limit=60)
     scenario = Scenario(
-        profile="sglang", costs="roofline", num_gpu_blocks=9000 // fields["block_size"], **fields
+        engine="sglang", costs="roofline", num_gpu_blocks=9000 // fields["block_size"], **fields
     )
     fast = replay(trace, scenario, check_every=10)
     slow = replay(trace, scenario, fast_forward=False)
@@ -298,7 +298,7 @@ def test_tenants_below_a_ceiling_are_told_apart_in_stretches_too():
     trace = read("chat", limit=60)
     tenants = np.where(np.arange(len(trace)) % 3 == 0, "b", "a")
     trace = dataclasses.replace(trace, requests=trace.requests.assign(tenant=tenants))
-    scenario = Scenario(profile="sglang", costs="roofline", block_size=16, num_gpu_blocks=600)
+    scenario = Scenario(engine="sglang", costs="roofline", block_size=16, num_gpu_blocks=600)
     free = replay(trace, scenario).summary
     limited = scenario.changed(tenants="a:blocks=300")
     fast = replay(trace, limited, check_every=10)
@@ -310,7 +310,7 @@ def test_tenants_below_a_ceiling_are_told_apart_in_stretches_too():
 
 def test_a_fleet_of_sglang_replicas_is_routed_by_an_approximate_index():
     trace = read("chat", limit=40)
-    scenario = Scenario(profile="sglang", costs="roofline", num_gpu_blocks=5000)
+    scenario = Scenario(engine="sglang", costs="roofline", num_gpu_blocks=5000)
 
     def fleet(index: str) -> FleetSettings:
         return FleetSettings.make(
@@ -320,14 +320,14 @@ def test_a_fleet_of_sglang_replicas_is_routed_by_an_approximate_index():
     result = replay_fleet(trace, scenario, fleet("approximate"))
     assert (result.requests["state"] == "completed").all()
     with pytest.raises(
-        BadInput, match="profile sglang: content is in a radix tree, not in blocks; use --index"
+        BadInput, match=r"SGLang 0\.5\.23: content is in a radix tree, not in blocks; use --index"
     ):
         replay_fleet(trace, scenario, fleet("events"))
 
 
 def test_there_is_no_map_of_the_pages_of_a_radix_tree():
     with pytest.raises(BadInput, match="no map of blocks"):
-        record(read("chat", limit=5), Scenario(profile="sglang", costs="roofline", num_gpu_blocks=5000))
+        record(read("chat", limit=5), Scenario(engine="sglang", costs="roofline", num_gpu_blocks=5000))
 
 
 def test_a_retracted_request_that_never_fits_again_is_ended_with_a_reason():

@@ -549,8 +549,8 @@ HOST = HostTierSpec(64, policy=RECOMPUTED)
 CEILINGS = {
     "host tier": (VLLM, {"host": HOST}),
     "nano-vllm": (PROFILES["nano-vllm"], {}),
-    "no evict": (PROFILES["trtllm-guaranteed-no-evict"], {"engine": TrtllmSettings()}),
-    "max utilization": (PROFILES["trtllm-max-utilization"], {"engine": TrtllmSettings()}),
+    "no evict": (PROFILES["trtllm-guaranteed-no-evict"], {"engine": TrtllmSettings(chunked_context=True)}),
+    "max utilization": (PROFILES["trtllm-max-utilization"], {"engine": TrtllmSettings(chunked_context=True)}),
     "sglang": (PROFILES["sglang"], {"engine": SglangSettings()}),
     "sglang, lpm": (PROFILES["sglang"], {"engine": SglangSettings(), "policy": "lpm", "pipeline_depth": 1}),
     "windows": (VLLM, {"groups": (GroupSpec(KvKind.FULL, SIZE), GroupSpec(KvKind.WINDOW, SIZE, 8))}),
@@ -618,6 +618,6 @@ def test_what_a_load_brings_counts_below_the_ceiling() -> None:
 
 
 def test_rules_that_know_no_weights_of_tenants_say_so() -> None:
-    scenario = Scenario(tenants="a:weight=2", num_gpu_blocks=100, costs="roofline", profile="sglang")
+    scenario = Scenario(tenants="a:weight=2", num_gpu_blocks=100, costs="roofline", engine="sglang")
     with pytest.raises(BadInput, match=r"tenants may have ceilings \(blocks\) there, but no weights"):
         Scheduler(scenario.limits(), scenario.rules(scenario.step_costs()))

@@ -21,7 +21,8 @@ from pagecast.traces.read import read
 NO_EVICT, MAX_UTILIZATION, STATIC = "trtllm-guaranteed-no-evict", "trtllm-max-utilization", "trtllm-static"
 ALL = (NO_EVICT, MAX_UTILIZATION, STATIC)
 TOKENS_PER_BLOCK = 10
-EQUAL = TrtllmSettings(chunking="equal_progress", unit=20)
+CHUNKS = TrtllmSettings(chunked_context=True)
+EQUAL = TrtllmSettings(chunked_context=True, chunking="equal_progress", unit=20)
 
 
 def request(number: int, prompt: int, output: int, text: int | None = None) -> Request:
@@ -31,6 +32,7 @@ def request(number: int, prompt: int, output: int, text: int | None = None) -> R
 
 
 def scheduler(profile: str, tokens: int, *, most: int = 2, budget: int = 1000, **more) -> Scheduler:
+    more = {"engine": CHUNKS, **more}
     limits = Limits(tokens // TOKENS_PER_BLOCK, TOKENS_PER_BLOCK, most, budget, **more)
     return Scheduler(limits, PROFILES[profile])
 
@@ -199,7 +201,7 @@ def test_unknown_settings_are_named():
         scheduler(NO_EVICT, 100, budget=8)
     with pytest.raises(BadInput, match="choose the policy fcfs"):
         scheduler(NO_EVICT, 100, policy="priority")
-    with pytest.raises(BadInput, match="context_chunking_policy is for the profiles of TensorRT-LLM"):
+    with pytest.raises(BadInput, match="context_chunking_policy is for TensorRT-LLM"):
         Scenario(context_chunking_policy="equal_progress").limits()
 
 
@@ -207,7 +209,7 @@ def test_unknown_settings_are_named():
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "overlap"])
 def test_stretches_are_the_same_as_single_steps(profile, ahead):
     trace = read("chat", limit=60)
-    scenario = Scenario(profile=profile, costs="roofline", num_gpu_blocks=600, async_scheduling=ahead)
+    scenario = Scenario(engine=profile, costs="roofline", num_gpu_blocks=600, async_scheduling=ahead)
     fast = replay(trace, scenario, check_every=10)
     slow = replay(trace, scenario, fast_forward=False)
     assert fast.requests.equals(slow.requests)

@@ -16,7 +16,7 @@ spec.loader.exec_module(unpack_sweeps)
 OWN = {
     "pagecast-h200-qwen3-8b": ("h200n-qwen3-8b", "h200o-qwen3-8b"),
     "pagecast-h200-qwen3-0.6b": ("h200h-qwen3-0.6b", "h200i-qwen3-0.6b"),
-    "pagecast-h100-qwen3-8b": ("h100j-qwen3-8b",),
+    "pagecast-h100-qwen3-8b": ("h100p-qwen3-8b", "h100q-qwen3-8b"),
 }
 SEGMENTS = {"h200o-qwen3-8b": 7}  # what there was time for: all synchronous ones, and one asynchronous
 
@@ -52,8 +52,6 @@ def test_the_same_sweeps_give_the_shipped_coefficients_again(shipped, tmp_path):
     assert made.curve_ns == pytest.approx(kept.curve_ns, rel=1e-3)
 
 
-def test_one_sweep_is_enough_for_terms_that_only_one_of_its_loads_shows():
+def test_a_term_that_only_one_load_of_a_sweep_shows_is_kept():
     """One load alone decodes behind shared prefixes; without the term chat was 26% too slow."""
-    calibration = load("pagecast-h100-qwen3-8b")
-    assert len({run["gpu_id"] for run in calibration.provenance["runs"]}) == 1
-    assert calibration.terms_ns["shared_token"] > 0
+    assert load("pagecast-h100-qwen3-8b").terms_ns["shared_token"] > 0

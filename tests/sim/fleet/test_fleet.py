@@ -347,7 +347,8 @@ def test_different_replicas_in_one_fleet():
         ReplicaGroup(replicas=1, name="small", scenario={"gpu": "L4", "block_size": 32}),
     )
     fleet = FleetSettings(groups=groups, router=RouterSettings(policy="least-loaded"))
-    result = replay_fleet(read("chat", limit=300), Scenario(costs="roofline"), fleet)
+    scenario = Scenario(costs="roofline", max_model_len=16_384)
+    result = replay_fleet(read("chat", limit=300), scenario, fleet)
     assert result.replicas["replica"].tolist() == ["big-0", "big-1", "small-0"]
     assert result.summary["completed"] == 300
     assert result.replicas["requests"][2] < result.replicas["requests"][:2].min()
@@ -616,7 +617,7 @@ def test_a_group_can_not_change_what_requests_are_made_by(name):
 
 def test_windows_of_which_the_mean_is_modelled_are_told_whichever_group_they_are_in():
     windowed = {"scenario": {"model": "google/gemma-3-27b-it", "tensor_parallel_size": 2}}
-    scenario = Scenario(profile="nano-vllm", costs="roofline")
+    scenario = Scenario(engine="nano-vllm", costs="roofline")
     for groups in ([{}, windowed], [windowed, {}], [{"replicas": 2}, windowed], [{}]):
         fleet = FleetSettings.make({"groups": groups})
         told = [note.code for note in replay_fleet(read("chat", limit=30), scenario, fleet).notes]
@@ -632,7 +633,7 @@ def test_notes_are_on_every_kind_of_replica():
     assert "swap_gb_per_s has no effect" in text
 
 
-@pytest.mark.parametrize("fields", [{"block_size": 32}, {"profile": "sglang"}])
+@pytest.mark.parametrize("fields", [{"block_size": 32}, {"engine": "sglang"}])
 def test_a_mode_that_needs_events_says_what_to_do_without_them(fields):
     router = RouterSettings(policy="production-stack", options={"mode": "kvaware"})
     groups = (ReplicaGroup(name="a"), ReplicaGroup(name="b", scenario=fields))

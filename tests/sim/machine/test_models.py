@@ -192,7 +192,10 @@ def test_every_model_of_the_table_can_be_read_and_sized() -> None:
         facts = model(name)
         assert facts.weight_bytes() > 0 and facts.kv_bytes_per_token() > 0 and facts.max_position >= 2048
         recurrent = facts.recurrent.layers if facts.recurrent else 0
-        assert len(facts.attention.windows) + recurrent == facts.layers
+        blocks = sum(len(shape.windows) for shape in facts.attentions) + recurrent
+        if facts.model_type == "nemotron_h":  # an MLP is a layer of its own
+            blocks += facts.dense_mlps + (facts.moe.layers if facts.moe else 0)
+        assert blocks == facts.layers
         # Biases and norms add less than 1%.
         assert facts.small_params() < 0.01 * facts.params
 
@@ -257,7 +260,8 @@ def test_an_unknown_architecture_is_read_as_llama_and_says_so(tmp_path: Path) ->
         ({**CONFIG, "hidden_size": -1}, "hidden_size is -1; it must be a positive integer"),
         ({**CONFIG, "num_hidden_layers": "36"}, "num_hidden_layers is '36'"),
         ({k: v for k, v in CONFIG.items() if k != "vocab_size"}, "vocab_size is missing"),
-        ({**CONFIG, "model_type": "nemotron_h"}, "recurrent layers"),
+        ({**CONFIG, "model_type": "jamba"}, "recurrent layers"),
+        ({**CONFIG, "model_type": "nemotron_h"}, "layers_block_type is missing"),
         ({**CONFIG, "model_type": "qwen3_next"}, "linear_num_key_heads is missing"),
         ({**CONFIG, "layer_types": ["linear_attention", "full_attention"]}, "recurrent layers"),
         ({**CONFIG, "quantization_config": {"quant_method": "odd"}}, "quant_method 'odd' is unknown"),
@@ -338,3 +342,213 @@ def test_a_name_that_is_like_none_known_says_what_to_give(name: str) -> None:
 def test_a_folder_without_a_config_says_what_to_give(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"config\.json: no such file"):
         model(str(tmp_path))
+
+
+FOUR_BITS = {"num_bits": 4, "type": "int", "group_size": 32, "symmetric": True}
+
+
+def group(weights: dict, *targets: str) -> dict:
+    return {"targets": list(targets or ["Linear"]), "weights": weights}
+
+
+def bits_of(config: dict, **more) -> dict[str, float]:
+    return dict(model_from_config(config, "m", "config.json", **more).weight_bits)
+
+
+def test_a_key_that_nobody_read_is_named_and_can_be_assumed_away(tmp_path: Path) -> None:
+    odd = {**CONFIG, "compress_ratios": [0, 4], "hidden_act": "silu", "rope_theta": 1e6}
+    folder = write(tmp_path / "m", odd)
+    with pytest.raises(BadInput, match=r"compress_ratios may change attention, .*assume_dense"):
+        model(folder)
+    facts = model(folder, assume_dense=True)
+    assert facts.params == model(write(tmp_path / "n", CONFIG)).params
+    assert "READ WITHOUT compress_ratios" in facts.notes[0]
+
+
+def test_modules_that_a_checkpoint_leaves_out_keep_16_bits() -> None:
+    scheme = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": group(FOUR_BITS)},
+        "ignore": ["lm_head", "re:.*self_attn.*"],
+    }
+    bits = bits_of({**MOE, "quantization_config": scheme})
+    assert bits == {"qkv": 16, "o": 16, "expert_up": 4.5, "expert_down": 4.5}
+    # A glob over one of two layers: half of the matrices' weights keep 16 bits.
+    half = {**scheme, "ignore": ["model.layers.0.self_attn*"]}
+    assert bits_of({**MOE, "quantization_config": half})["o"] == (16 + 4.5) / 2
+
+
+def test_formats_may_differ_by_module() -> None:
+    fp8, nvfp4 = {"num_bits": 8, "type": "float"}, {"num_bits": 4, "type": "float", "group_size": 16}
+    scheme = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"a": group(nvfp4), "b": group(fp8, "re:.*self_attn.*")},
+    }
+    bits = bits_of({**CONFIG, "quantization_config": scheme})
+    assert bits == {"qkv": 8.002, "o": 8.002, "up": 4.5, "down": 4.5}
+    listed = {
+        "quant_algo": "MIXED_PRECISION",
+        "quant_method": "modelopt",
+        "quantized_layers": {"model.layers.1.mlp.down_proj": {"quant_algo": "MXFP8"}},
+    }
+    bits = bits_of({**CONFIG, "quantization_config": listed})
+    assert bits == {"qkv": 16, "o": 16, "up": 16, "down": (16 + 8.25) / 2}
+
+
+def test_what_lies_beside_a_config_counts(tmp_path: Path) -> None:
+    folder = write(tmp_path / "m", CONFIG)
+    plain = model(folder)
+    beside = {
+        "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    }
+    (tmp_path / "m" / "hf_quant_config.json").write_text(json.dumps(beside))
+    quantized = model(folder)
+    assert (
+        quantized.weight_dtype == "nvfp4" and quantized.kv_bytes_per_token() == plain.kv_bytes_per_token() / 2
+    )
+    assert quantized.kv_bytes_per_token("bf16") == plain.kv_bytes_per_token()
+    index = {"metadata": {"total_size": 123_456_789}, "weight_map": {"model.layers.2.eh_proj.weight": "a"}}
+    (tmp_path / "m" / "model.safetensors.index.json").write_text(json.dumps(index))
+    sized = model(folder)
+    assert sized.weight_bytes() == 123_456_789 and "draft layers" in sized.notes[-1]
+
+
+LATENT = {
+    **CONFIG,
+    "model_type": "deepseek_v32",
+    "kv_lora_rank": 512,
+    "q_lora_rank": 64,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 16,
+    "index_n_heads": 4,
+    "index_head_dim": 128,
+    "index_topk": 32,
+}
+
+
+def test_an_indexer_keeps_a_key_of_its_own_for_each_token() -> None:
+    facts = model_from_config(LATENT, "m", "config.json")
+    assert facts.kv_bytes_per_token() == 2 * (576 * 2 + 132)  # a key of 128 bytes and a scale of 4
+    assert facts.kv_bytes_per_token("fp8") == 2 * (576 + 132)
+    assert facts.kv_bytes_per_token("fp8_ds_mla") == 2 * (656 + 132)
+    shared = model_from_config({**LATENT, "indexer_types": ["full", "shared"]}, "m", "config.json")
+    assert shared.kv_bytes_per_token() == 2 * 576 * 2 + 132
+
+
+def test_full_layers_may_have_heads_of_their_own() -> None:
+    config = {
+        **CONFIG,
+        "model_type": "gemma4_text",
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 32,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+    }
+    windowed, full = model_from_config(config, "m", "config.json").kv_groups()
+    assert (windowed.window, windowed.elements_per_token) == (32, 2 * 2 * 16)
+    assert (full.window, full.elements_per_token) == (0, 2 * 32)
+    shapes = {ln.name: ln for ln in model_from_config(config, "m", "config.json").linears()}
+    assert shapes["qkv"].outputs == 4 * 32 + 32  # the last shape's: queries, and keys that serve as values
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        # Convolution of 2 x 2 x 8 + 4 x 8 channels over 3 tokens in bf16; 4 heads of 8 x 8 in float32.
+        (
+            {
+                "model_type": "qwen3_5_text",
+                "full_attention_interval": 2,
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                "linear_key_head_dim": 8,
+                "linear_value_head_dim": 8,
+                "mamba_ssm_dtype": "float32",
+            },
+            64 * 3 * 2 + 4 * 8 * 8 * 4,
+        ),
+        (
+            {
+                "model_type": "kimi_linear",
+                "linear_attn_config": {"kda_layers": [1], "num_heads": 4, "head_dim": 8},
+            },
+            3 * 32 * 3 * 2 + 4 * 8 * 8 * 4,
+        ),
+        (
+            {
+                "model_type": "nemotron_h",
+                "num_hidden_layers": 4,
+                "hybrid_override_pattern": "M-*-",
+                "mamba_num_heads": 4,
+                "mamba_head_dim": 8,
+                "n_groups": 2,
+                "ssm_state_size": 16,
+                "mamba_ssm_cache_dtype": "float32",
+            },
+            (32 + 2 * 2 * 16) * 3 * 2 + 32 * 16 * 4,
+        ),
+    ],
+    ids=["gated delta rule", "Kimi's", "Mamba 2"],
+)
+def test_states_of_each_form_of_recurrent_layer(changes: dict, state: int) -> None:
+    facts = model_from_config({**CONFIG, **changes}, "m", "config.json")
+    assert facts.recurrent and facts.recurrent.layers == 1 and facts.state_bytes() == state
+
+
+@pytest.mark.parametrize(
+    ("changes", "sparse"),
+    [
+        ({"moe_layer_freq": [0, 1]}, 1),
+        ({"mlp_layer_types": ["sparse", "sparse"]}, 2),
+        ({"num_experts_per_tok": None, "top_k_experts": 2}, 2),
+    ],
+)
+def test_ways_to_say_which_layers_have_experts(changes: dict, sparse: int) -> None:
+    facts = model_from_config({**MOE, **changes}, "m", "config.json")
+    assert facts.moe and (facts.moe.layers, facts.moe.active, facts.dense_mlps) == (sparse, 2, 2 - sparse)
+
+
+def test_a_tower_is_counted() -> None:
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "depth": 2,
+        "patch_size": 4,
+        "temporal_patch_size": 2,
+    }
+    whole = {
+        "model_type": "qwen3_vl",
+        "text_config": {**CONFIG, "model_type": "qwen3_vl_text"},
+        "vision_config": vision,
+    }
+    facts = model_from_config(whole, "m", "config.json")
+    blocks, merged = 2 * (4 * 32 * 32 + 2 * 32 * 64), 32 * 4
+    assert facts.tower_params == blocks + 3 * 16 * 2 * 32 + 4 * (merged * merged + merged * 64)
+    assert not facts.notes
+
+
+def test_what_configurations_usually_say_beside_is_no_error(tmp_path: Path) -> None:
+    usual = {
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "attention_dropout": 0.1,
+        "num_nextn_predict_layers": 1,
+        "rope_parameters": {"rope_type": "default"},
+        "router_aux_loss_coef": 0.001,
+        "max_window_layers": 28,
+        "embedding_multiplier": 12.0,
+    }
+    whole = {"model_type": "shell", "select_layer": -1, "text_config": {**CONFIG, **usual}}
+    assert model(write(tmp_path / "m", whole)).params == model(write(tmp_path / "n", CONFIG)).params
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_kv_shared_layers": 10}, {"hidden_size_per_layer_input": 256}, {"engram_layer_ids": [1]}],
+)
+def test_what_changes_caches_or_weights_and_is_not_known_is_refused(changes: dict) -> None:
+    with pytest.raises(BadInput, match=next(iter(changes))):
+        model_from_config({**CONFIG, **changes}, "m", "config.json")

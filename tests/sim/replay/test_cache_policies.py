@@ -40,9 +40,9 @@ def test_partial_reuse_finds_what_generating_requests_have_filled_by_now(tmp_pat
         model="Qwen/Qwen3-0.6B",
         costs="roofline",
         block_size=4,
-        num_gpu_blocks=37,
+        num_gpu_blocks=22,
+        max_num_seqs=2,
         partial_reuse="copy",
-        profile="trtllm-guaranteed-no-evict",
     )
     trace = Trace("partial", table, spans)
     plain, logged = replay(trace, scenario), replay(trace, scenario, out=tmp_path / "out")
@@ -314,7 +314,7 @@ def test_a_rollout_that_no_old_block_comes_or_goes_after_is_told_right(
     assert rollout["old_blocks_gone_after_s"] == gone_after_s
 
 
-@pytest.mark.parametrize("fields", [{"model": "openai/gpt-oss-20b"}, {"profile": "sglang"}], ids=str)
+@pytest.mark.parametrize("fields", [{"model": "openai/gpt-oss-20b"}, {"engine": "sglang"}], ids=str)
 def test_evictions_by_tenant_that_nobody_counts_are_not_told(fields: dict[str, Any]) -> None:
     summary = replay(_of_tenants(100), Scenario(num_gpu_blocks=300, costs="roofline", **fields)).summary
     assert summary["evicted_blocks"] > 0

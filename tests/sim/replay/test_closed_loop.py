@@ -11,8 +11,9 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.replay import replay
-from pagecast.sim.replay.clients import Chains, ClosedLoop
+from pagecast.sim.replay.clients import ClosedLoop
 from pagecast.sim.scenario import Scenario
+from pagecast.traces.chains import Chains
 from pagecast.traces.schema import Trace, table
 
 SCENARIO = Scenario(costs="roofline", num_gpu_blocks=10_000)

@@ -300,7 +300,7 @@ def test_a_link_ends_its_transfers_as_a_simpy_resource_with_one_place(jobs, slow
     [
         ({"kv_offloading_block_size": 24}, "no multiple of block_size 16"),
         ({"kv_offloading_size": 1e-6}, "no room for a single block"),
-        ({"profile": "nano-vllm"}, "has no KV offloading"),
+        ({"engine": "nano-vllm"}, "has no KV offloading"),
         ({"secondary_tiers": "fs", "kv_offloading_size": None}, "needs a host tier in front"),
         ({"secondary_tiers": "fs", "kv_offloading_store_threshold": 2}, "takes no store threshold"),
     ],

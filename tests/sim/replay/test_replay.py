@@ -312,7 +312,7 @@ def compare_with_every_step(tmp_path_factory, profile, rows, fields, per_ctx, ho
     rows = sorted(rows, key=lambda row: row["arrival_s"])
     spans = [[(row["text"], 0, row["input_tokens"])] for row in rows]
     trace = trace_of([{k: v for k, v in row.items() if k != "text"} for row in rows], spans)
-    scenario = Scenario(**{**fields, "profile": profile})
+    scenario = Scenario(**{**fields, "engine": profile})
     costs = Plain(decode_ns=3_000_017, per_ctx=per_ctx, host=host, arrival=120_000)
     folders = [tmp_path_factory.mktemp("run") for _ in range(2)]
     fast = replay(trace, scenario, costs=costs, keep_steps=False)
@@ -337,7 +337,7 @@ def test_a_log_does_not_publish_blocks_before_their_commit(tmp_path):
         num_gpu_blocks=27,
         max_num_seqs=5,
         max_num_batched_tokens=2048,
-        profile="nano-vllm",
+        engine="nano-vllm",
         async_scheduling=True,
     )
     plain = replay(trace, scenario, costs=Plain())
@@ -357,7 +357,15 @@ def test_no_pressure_leaves_a_request_behind(shared, profile, depth):
     azure.requests["arrival_s"] /= 4
     mooncake = read(shared / "traces" / "mooncake_conversation_trace.jsonl.zst", limit=500)
     for trace, blocks in ((azure, 1000), (mooncake, 8000)):
-        scenario = Scenario(num_gpu_blocks=blocks, profile=profile, async_scheduling=depth)
+        scenario = Scenario(
+            num_gpu_blocks=blocks,
+            engine=profile,
+            async_scheduling=depth,
+            block_size=16,
+            max_num_seqs=256,
+            max_num_batched_tokens=8192,
+            max_model_len=200_000,
+        )
         result = replay(trace, scenario, keep_steps=False, check_every=1000)
         assert result.summary["completed"] + result.summary["rejected"] == len(trace)
         assert result.summary["preemptions"] > 0
@@ -445,7 +453,7 @@ def test_windows_of_attention_leave_room_for_more(tmp_path):
     assert peaks[512].summary["peak_kv_usage"] < 0.11 * peaks[None].summary["peak_kv_usage"]
     assert peaks[512].summary["bytes_per_sequence"] < 0.1 * peaks[None].summary["bytes_per_sequence"]
     # An engine that serves plain models only has the blocks that these sequences take in the mean.
-    plain = replay(trace, scenario.changed(profile="nano-vllm"))
+    plain = replay(trace, scenario.changed(engine="nano-vllm"))
     assert any(note.code == "sliding_windows" for note in plain.notes)
     assert not any(note.code == "sliding_windows" for note in peaks[512].notes)
 
@@ -453,12 +461,12 @@ def test_windows_of_attention_leave_room_for_more(tmp_path):
 def test_a_model_with_recurrent_layers_is_served_without_prefix_caching():
     trace = trace_of([{"arrival_s": 0.0, "input_tokens": 1_000, "output_tokens": 200}] * 4)
     fields = {"model": "Qwen/Qwen3-Next-80B-A3B", "num_gpu_blocks": 40, "costs": "roofline"}
-    result = replay(trace, Scenario(**fields, enable_prefix_caching=False), check_every=20)
+    result = replay(trace, Scenario(**fields), check_every=20)  # vLLM turns it off by itself up to 0.25
     # Three states and three blocks of 544 tokens each: 24 of 40 blocks.
     assert result.summary["peak_kv_usage"] == 24 / 40
     assert result.summary["completed"] == 4
     with pytest.raises(BadInput, match="turn enable_prefix_caching off"):
-        replay(trace, Scenario(**fields))
+        replay(trace, Scenario(**fields, engine="vllm@0.26"))
 
 
 def test_a_hybrid_model_reuses_prefixes_where_all_its_layers_have_them():
@@ -480,7 +488,7 @@ def test_a_hybrid_model_reuses_prefixes_where_all_its_layers_have_them():
 
 def test_what_the_figures_leave_out_is_said():
     trace = trace_of([{"arrival_s": 0.0, "input_tokens": 50_000, "output_tokens": 10}])
-    fields = {"num_gpu_blocks": 200_000, "kv_tokens": 5}
+    fields = {"num_gpu_blocks": 200_000, "kv_tokens": 5, "max_model_len": 60_000}
     notes = " ".join(sentences(replay(trace, Scenario(**fields)).notes))
     assert "was made for 40,960" in notes
     assert "kv_tokens is not used" in notes
@@ -515,8 +523,11 @@ def test_the_same_replay_gives_the_same_figures():
         ({"num_gpu_blocks": 0}, "num_gpu_blocks is 0"),
         ({"gpu": "H2000"}, "unknown GPU 'H2000'"),
         ({"model": "Qwen/Qwen9"}, "unknown model"),
-        ({"profile": "sglung"}, "profile 'sglung'"),
-        ({"max_num_batched_tokens": 100}, "max_num_batched_tokens (100) is less than max_num_seqs (256)"),
+        ({"engine": "sglung"}, "engine 'sglung'"),
+        (
+            {"max_num_batched_tokens": 100, "max_num_seqs": 256},
+            "max_num_batched_tokens (100) is less than max_num_seqs (256)",
+        ),
         ({"tensor_parallel_size": 3}, "3"),
     ],
 )
@@ -557,7 +568,7 @@ def test_a_request_that_is_never_admitted_is_in_the_table_and_the_others_go_on()
         for prompt, output in [(29, 7), (7, 10), (29, 7)]
     ]
     scenario = Scenario(
-        profile="sglang",
+        engine="sglang",
         costs="roofline",
         block_size=8,
         num_gpu_blocks=6,

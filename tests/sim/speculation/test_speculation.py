@@ -92,7 +92,7 @@ def test_ngrams_on_the_cpu_do_not_plan_ahead():
 
 def test_a_profile_without_speculation_is_refused():
     with pytest.raises(BadInput, match="nano-vllm has no speculative decoding"):
-        run("ngram:3:0.5", profile="nano-vllm")
+        run("ngram:3:0.5", engine="nano-vllm")
 
 
 # ---- what comes out

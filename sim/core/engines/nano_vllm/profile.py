@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pagecast.sim.core.drafter import Drafter
+from pagecast.sim.core.engines.deployment import Deployment
 from pagecast.sim.core.engines.nano_vllm.mix import NanoVllmMix
 from pagecast.sim.core.engines.profile import Profile
 from pagecast.sim.core.errors import BadInput
@@ -28,6 +30,16 @@ class NanoVllmProfile(Profile):
         """Steps of prompts or of decodes."""
         return NanoVllmMix(WholeSequence(), Newest())
 
+    def defaults(self, deployment: Deployment) -> dict[str, Any]:
+        """Those of `Config` (nanovllm/config.py)."""
+        return {
+            "block_size": 256,
+            "gpu_memory_utilization": 0.9,
+            "max_num_seqs": 512,
+            "max_num_batched_tokens": 16384,
+            "max_model_len": deployment.given("max_model_len", min(4096, deployment.longest)),
+        }
+
     def check(self, limits: Limits, drafter: Drafter | None = None) -> None:
         """Errors: BadInput for what nano-vLLM does not have."""
         super().check(limits, drafter)
@@ -40,6 +52,7 @@ NANO_VLLM = NanoVllmProfile(
     summary="a step prefills or decodes; waiting prompts go first; blocks are published when their step is "
     "committed",
     version="bb823b3",
+    title="nano-vLLM",
     eviction=first_freed,
     publish_at_commit=True,
     whole_prompt=True,

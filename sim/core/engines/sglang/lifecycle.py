@@ -55,6 +55,14 @@ class RadixLifecycle(Lifecycle):
             return f"needs {blocks} blocks of {size} tokens; the pool has {self.limits.num_blocks}"
         return self.limits.above_ceiling(request.total_tokens, request.tenant)
 
+    def _most_output(self, request: Request) -> int:
+        """The longest output that SGLang keeps of what a client asks for (`init_req_max_new_tokens`)."""
+        limits = self.limits
+        size, prompt = limits.block_size, request.prompt_tokens
+        pool = limits.num_blocks * size
+        longest = pool if limits.max_model_len is None else min(pool, limits.max_model_len)
+        return min(longest - 2 - prompt, pool - -(-prompt // size) * size - size - 1)
+
     # ---- going back
 
     def preempt(self, request: Request, *, had_turn: bool = False) -> None:

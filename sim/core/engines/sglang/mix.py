@@ -257,7 +257,7 @@ class SglangMix:
             step.abort(batch.pop(), "out of KV memory after all others were retracted")
         self._number(batch)
         self.batch = batch
-        longest = sum([request.output_tokens for request in batch])
+        longest = sum([request.max_tokens for request in batch])
         self.ratio.retract(sum([generated(request) for request in batch]), len(batch), longest)
 
 

@@ -47,7 +47,7 @@ class Headroom:
 
     def tokens(self, request: Request, generated: int) -> float:
         """Tokens that are reserved for it."""
-        return min(request.output_tokens - generated, CLIP) * self.ratio
+        return min(request.max_tokens - generated, CLIP) * self.ratio
 
 
 class PrefillAdder:
@@ -134,7 +134,7 @@ class PrefillAdder:
             self._charge(tokens, 0)
             self.unfinished = request
         else:
-            self._charge(tokens, min(request.output_tokens, CLIP))
+            self._charge(tokens, min(request.max_tokens, CLIP))
         return True
 
     def add(self, request: Request) -> AddVerdict:
@@ -145,7 +145,7 @@ class PrefillAdder:
         there = match.pages * self.page
         missing = request.known_tokens - there
         generated = request.known_tokens - request.prompt_tokens
-        reserve = missing + min(max(request.output_tokens - generated, 0), CLIP) + self.page
+        reserve = missing + min(max(request.max_tokens - generated, 0), CLIP) + self.page
         if not reserve < self.memory.room_beside(match.node) - self._total:
             return AddVerdict.NO_TOKEN
         paged = self._ceil(missing)
@@ -157,7 +157,7 @@ class PrefillAdder:
             if end <= there:
                 return AddVerdict.OTHER
             return self._commit(request, match, end - there, 0, cut=True)
-        return self._commit(request, match, missing, min(request.output_tokens, CLIP), cut=False)
+        return self._commit(request, match, missing, min(request.max_tokens, CLIP), cut=False)
 
     def _commit(self, request: Request, match: Match, tokens: int, output: int, *, cut: bool) -> AddVerdict:
         self.memory.hold(request, match)
@@ -183,7 +183,7 @@ class PrefillAdder:
                 return AddVerdict.NO_TOKEN
             freed += held
         if self.chunk is None or missing <= self.chunk:
-            return self._commit(request, match, missing, min(request.output_tokens, CLIP), cut=False)
+            return self._commit(request, match, missing, min(request.max_tokens, CLIP), cut=False)
         if self.chunk <= 0:
             return AddVerdict.OTHER
         return self._commit(request, match, self.chunk, 0, cut=True)
@@ -207,7 +207,7 @@ class PrefillAdder:
         return self._states
 
     def _state(self, request: Request, generated: int) -> tuple[float, int]:
-        more = request.output_tokens * self._headroom.ratio - generated
+        more = request.max_tokens * self._headroom.ratio - generated
         return more, request.prompt_tokens + generated
 
 

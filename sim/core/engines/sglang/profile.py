@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from pagecast.sim.core.drafter import Drafter
+from pagecast.sim.core.engines.deployment import Deployment
 from pagecast.sim.core.engines.profile import Profile
+from pagecast.sim.core.engines.sglang.defaults import defaults
 from pagecast.sim.core.engines.sglang.lifecycle import RadixLifecycle
 from pagecast.sim.core.engines.sglang.memory import RadixMemory
 from pagecast.sim.core.engines.sglang.mix import SglangMix
@@ -23,6 +26,10 @@ from pagecast.sim.core.step import Step
 @dataclass(frozen=True)
 class SglangProfile(Profile):
     """SGLang's rules over a radix tree, for which its mix, stride and life cycle are made."""
+
+    def defaults(self, deployment: Deployment) -> dict[str, Any]:
+        """What SGLang's server takes."""
+        return defaults(deployment)
 
     def check(self, limits: Limits, drafter: Drafter | None = None) -> None:
         """Errors: BadInput for what SGLang's rules here do not have."""
@@ -57,6 +64,7 @@ SGLANG = SglangProfile(
     name="sglang",
     summary="batches of prompts or of decodes, memory reserved by the new-token ratio, radix tree",
     version="0.5.23",
+    title="SGLang",
     option_names={
         "--tp": "tensor_parallel_size",
         "--tp-size": "tensor_parallel_size",
@@ -68,5 +76,6 @@ SGLANG = SglangProfile(
     },
     publish_at_commit=True,
     pipelined=True,
+    static_fraction=True,
     numbered=False,
 )

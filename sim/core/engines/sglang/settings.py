@@ -22,7 +22,7 @@ class SglangSettings:
     """
 
     max_prefill_tokens: int = option("sglang: most prompt tokens in a batch", 16384, ge=1)
-    chunked_prefill: bool = chunked_prefill_option()
+    chunked_prefill: bool = chunked_prefill_option(True)
     mixed_chunk: bool = option("sglang: decodes join a batch of prompts", False, flat="enable_mixed_chunk")
     schedule_conservativeness: float = option("sglang: scales the memory reserved for outputs", 1.0, gt=0)
     eviction: Literal["lru", "lfu", "slru", "fifo", "mru", "filo"] = option(

@@ -10,11 +10,14 @@ cpp/tensorrt_llm/batch_manager/capacityScheduler.cpp and scheduledBlocksManager.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import NamedTuple, Protocol
 
+from pagecast.sim.core.decoders import arrival_order
 from pagecast.sim.core.engines.trtllm.chunks import Context, chunk_sizes, cost
 from pagecast.sim.core.engines.trtllm.settings import TrtllmSettings
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.head_start import NO_START
 from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
@@ -39,11 +42,6 @@ class Capacity(Protocol):
         ...
 
 
-def arrival(request: Request) -> tuple[int, int, int]:
-    """Sorts requests by their arrival."""
-    return request.arrival_ns, request.index, request.order
-
-
 class Contributed:
     """The first new blocks of prompts that are being computed: who needs one of them next, waits for it."""
 
@@ -52,7 +50,7 @@ class Contributed:
         self._blocks: set[tuple[bytes, int]] = set()
         if memory.caching:
             for request in step.running.chunked:
-                block = self._first_new(request, memory.find(request))
+                block = self._first_new(request, memory.find_whole(request))
                 if block is not None:
                     self._blocks.add(block)
 
@@ -72,7 +70,7 @@ class Contributed:
         """The key of the block after a cached prefix; None where the prompt has no full one there."""
         size = self._memory.block_size
         number = hit.tokens // size
-        if number >= (request.known_tokens - 1) // size:
+        if number >= request.known_tokens // size:
             return None
         keys = request.keys
         for digest, end in zip(keys.digests, keys.ends, strict=True):
@@ -81,10 +79,43 @@ class Contributed:
         return None
 
 
-def _ceilings(step: Step) -> TenantCeilings | None:
-    """The ceilings of tenants; None where nobody has one."""
-    tenants = step.limits.tenants
-    return TenantCeilings(step) if tenants is not None and tenants.limited else None
+class Waiting:
+    """The waiting requests that a step may begin: as many as there are places, the oldest first.
+
+    Those that only await a block of others take a place, too: TensorRT-LLM has no more active requests than
+    the batch may have. Tenants at their ceilings take none.
+    """
+
+    def __init__(self, step: Step, queue: Queue) -> None:
+        tenants = step.limits.tenants
+        self._queue = queue
+        self._places = step.limits.max_num_seqs - len(step.running.requests)
+        self._ceilings = TenantCeilings(step) if tenants is not None and tenants.limited else None
+        limit = self._places if self._ceilings is None else queue.size
+        self.requests = list(islice(queue, max(limit, 0)))
+        self._asked = 0
+        self._begun = 0
+
+    def asks(self, request: Request, *, lasting: bool) -> bool:
+        """Whether a request is one of them. `lasting`: who is not stays so until a request comes or goes."""
+        if self._ceilings is not None and not self._ceilings.opens(request):
+            self._queue.pass_over(request, lasting=lasting)
+            return False
+        self._asked += 1
+        return self._asked <= self._places
+
+    def begin(self, request: Request) -> None:
+        """Takes note that a request fits."""
+        self._begun += 1
+        if self._ceilings is not None:
+            self._ceilings.enter(request)
+
+    def end(self) -> None:
+        """All were asked: nobody else is until a request comes or goes, unless one was passed over."""
+        queue = self._queue
+        more = self._asked > self._places or (self._ceilings is None and queue.size > len(self.requests))
+        if more or (queue.gated and not self._begun):
+            queue.blocked = not queue.passed_over
 
 
 class GuaranteedNoEvict:
@@ -94,103 +125,117 @@ class GuaranteedNoEvict:
         self.static = static
 
     def fitting(self, step: Step, memory: Memory, queue: Queue) -> list[Candidate]:
-        """The generating requests, then prompts in order, until the first whose whole output does not fit."""
+        """The generating requests, then prompts in order, until the longest output of one does not fit."""
         running = step.running
-        decoding = sorted(running.decoders.requests, key=arrival)
-        fits = [Candidate(request) for request in decoding]
+        chunked = running.chunked
+        generating = [each for each in running.requests if each not in chunked]
         free = memory.free_blocks
-        for request in decoding:
-            free -= memory.missing(request, request.total_tokens)
-        if self.static and decoding:
+        for request in generating:
+            free -= memory.missing(request, request.most_tokens)
+        generating = sorted([each for each in generating if each.state is State.DECODE], key=arrival_order)
+        fits = [Candidate(request) for request in generating]
+        if self.static and len(running.requests) > len(chunked):
             queue.blocked = True
             return fits
-        for request in sorted(running.chunked, key=arrival):
-            free -= memory.missing(request, request.total_tokens)
-            fits.append(Candidate(request))
         contributed = Contributed(step, memory)
-        ceilings = _ceilings(step)
-        places = open_places = step.limits.max_num_seqs - len(running.requests)
-        for request in list(queue):
-            if ceilings is not None and not ceilings.opens(request):
-                queue.pass_over(request, lasting=True)
+        waiting = Waiting(step, queue)
+        for request in sorted([*chunked, *waiting.requests], key=arrival_order):
+            if request in chunked:
+                blocks = memory.missing(request, request.most_tokens)
+                if blocks > free:
+                    break
+                free -= blocks
+                fits.append(Candidate(request))
                 continue
-            hit = memory.find(request)
+            if not waiting.asks(request, lasting=True):
+                continue
+            hit = memory.find_whole(request)
             if not self.static and contributed.awaits(request, hit):
                 queue.pass_over(request)
                 continue
-            if places <= 0:
-                queue.blocked = not queue.passed_over
-                break
-            blocks = -(-request.total_tokens // memory.block_size) * memory.crossing_blocks
+            blocks = -(-request.most_tokens // memory.block_size) * memory.crossing_blocks
             blocks += hit.idle - hit.blocks
             if blocks > free:
                 step.refuse(request, hit)
                 break
             free -= blocks
-            places -= 1
-            if ceilings is not None:
-                ceilings.enter(request)
+            waiting.begin(request)
             fits.append(Candidate(request, hit))
         else:
-            if queue.gated and places == open_places:
-                queue.blocked = not queue.passed_over
+            waiting.end()
         return fits
 
 
 class MaxUtilization:
-    """Admits what fits in this step; when blocks run out the last that were begun are paused."""
+    """Admits what fits in this step; when blocks run out the last that were begun are paused.
+
+    A request that is paused counts as free at once, but its content is found, and its blocks are told from
+    those that others hold, from the next step on.
+    """
 
     def fitting(self, step: Step, memory: Memory, queue: Queue) -> list[Candidate]:
         """Requests in order, with the blocks of this step alone; the first chunk takes the whole prompt's."""
         running = step.running
-        in_progress = sorted([*running.decoders.requests, *running.chunked], key=arrival)
-        order = sorted([*in_progress, *queue], key=arrival)
-        started = set(in_progress)
+        waiting = Waiting(step, queue)
+        order = sorted([*running.requests, *waiting.requests], key=arrival_order)
         crossing = step.crossing()
         contributed = Contributed(step, memory)
-        ceilings = _ceilings(step)
-        places = step.limits.max_num_seqs - len(running.requests)
+        hits: dict[Request, Hit] = {}
         fits: list[Candidate] = []
         blocks_in_step = 0
         position, end = 0, len(order)
         while position < end:
             request = order[position]
             hit = None
-            if request in started:
-                blocks = memory.crossing_blocks if request in crossing else 0
-                fitting = blocks_in_step + blocks <= memory.free_blocks
-            elif ceilings is not None and not ceilings.opens(request):
-                queue.pass_over(request)  # a pause may make room for it
-                position += 1
-                continue
+            blocks = 0
+            if request in running.requests:
+                if request in crossing or (
+                    request.state is State.DRAINING and not request.computed_tokens % memory.block_size
+                ):
+                    blocks = memory.crossing_blocks
             else:
-                hit = memory.find(request)
+                if not waiting.asks(request, lasting=False):  # a pause may make room for it
+                    position += 1
+                    continue
+                hit = hits[request] if request in hits else memory.find_whole(request)
                 if contributed.awaits(request, hit):
                     queue.pass_over(request)
                     position += 1
                     continue
                 blocks = -(-request.known_tokens // memory.block_size) * memory.crossing_blocks
                 blocks += hit.idle - hit.blocks
-                fitting = places > 0 and blocks_in_step + blocks <= memory.free_blocks
-            if fitting:
+            if blocks_in_step + blocks <= memory.free_blocks:
                 blocks_in_step += blocks
-                places -= hit is not None
-                if ceilings is not None:
-                    ceilings.enter(request)
-                fits.append(Candidate(request, hit))
+                if hit is not None:
+                    waiting.begin(request)
+                if request.state is not State.DRAINING:
+                    fits.append(Candidate(request, hit))
                 position += 1
                 continue
-            last = next((at for at in range(end - 1, position - 1, -1) if order[at] in started), None)
+            last = next((at for at in range(end - 1, position - 1, -1) if _may_pause(step, order[at])), None)
             if last is None:
-                if hit is not None and places > 0:
+                if hit is not None:
                     step.refuse(request, hit)
                 else:
                     queue.blocked = not queue.passed_over
                 break
+            if not step.preempted:
+                hits = {each: memory.find_whole(each) for each in order[position:end] if _waits(each)}
             step.failed_allocations += 1
             step.preempt(order[last])
             end = last
+        else:
+            waiting.end()
         return fits
+
+
+def _waits(request: Request) -> bool:
+    return request.state is State.WAITING
+
+
+def _may_pause(step: Step, request: Request) -> bool:
+    """Whether a request was begun, and has more to compute than its last token."""
+    return request in step.running.requests and request.state is not State.DRAINING
 
 
 class TrtllmMix:
@@ -201,6 +246,7 @@ class TrtllmMix:
         self.settings = settings
         self.unit = settings.unit or limits.block_size
         self.budget = limits.max_num_batched_tokens
+        self._size = limits.block_size
 
     def fill(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Lets all generating requests decode, and fills the rest of the step with prompts."""
@@ -208,38 +254,88 @@ class TrtllmMix:
         queue.passed_over = False
         queue.blocked = False
         queue.gated = False
-        if not queue.size and not running.chunked and step.decode_all():
+        if not queue.size and not running.chunked and not running.draining and step.decode_all():
             step.end_decodes()
             return
         fits = self.capacity.fitting(step, memory, queue)
-        contexts = self._decode(step, memory, fits)
-        self._prefill(step, memory, contexts)
-        if queue.blocked and any(hit and request.state is State.WAITING for request, hit in fits):
-            # One fits that the step had no tokens left for, in front of the one that does not.
+        computing, contexts = self._choose(step, fits)
+        prompts = self._prompts(contexts, self.budget - len(computing))
+        self._begin(step, memory, prompts)
+        self._decode(step, computing)
+        self._trim(prompts, self.budget - len(computing))
+        for completes in (False, True):
+            for prompt in prompts:
+                if prompt.tokens and prompt.completes is completes:
+                    step.compute(prompt.request, prompt.tokens, prompt.start)
+        if queue.blocked and (step.preempted or any(hit is not None for _, hit in fits)):
+            # One was begun, whose blocks the others can share from now on, or had to wait for tokens; or one
+            # was paused, whose content can be found from now on.
             queue.blocked = False
 
-    def _decode(self, step: Step, memory: Memory, fits: list[Candidate]) -> list[Candidate]:
-        """Lets requests decode; returns the prompts that the micro batch may have, up to its size."""
+    def _choose(self, step: Step, fits: list[Candidate]) -> tuple[dict[Request, None], list[Candidate]]:
+        """The requests that decode, in order, and the prompts that the micro batch may have."""
         decoders = step.running.decoders.requests
         contexts = []
         tokens = 0
-        computing: dict[Request, None] = {}  # in order: they take blocks
+        computing: dict[Request, None] = {}
         for candidate in fits:
             request = candidate.request
             if request in decoders:
+                if tokens + 1 > self.budget:
+                    break
                 tokens += 1
                 computing[request] = None
             elif self.settings.chunked_context:
                 contexts.append(candidate)
             else:
-                there = request.computed_tokens if candidate.hit is None else candidate.hit.tokens
-                missing = max(request.known_tokens - there, 1)
-                if tokens + missing > self.budget:
+                shape = _shape(request, candidate.hit)
+                needed = max(cost(shape.remaining, shape), 1)
+                if tokens + needed > self.budget:
                     break
-                tokens += missing
+                tokens += needed
                 contexts.append(candidate)
             if len(computing) + len(contexts) >= step.limits.max_num_seqs:
                 break
+        return computing, contexts
+
+    def _prompts(self, contexts: list[Candidate], budget: int) -> list[Prompt]:
+        """The prompts with their chunks; those whose chunk does not end them first."""
+        shapes = [_shape(request, hit) for request, hit in contexts]
+        sizes = [shape.remaining for shape in shapes]
+        if self.settings.chunked_context:
+            equal = self.settings.chunking == "equal_progress"
+            sizes = chunk_sizes(shapes, budget, self.budget, self.unit, equal=equal)
+        prompts = [
+            Prompt(request, size, new=hit is not None)
+            for (request, hit), size in zip(contexts, sizes, strict=True)
+            if size > 0
+        ]
+        return sorted(prompts, key=Prompt.order)
+
+    def _begin(self, step: Step, memory: Memory, prompts: list[Prompt]) -> None:
+        """Gives new requests what is cached for them, and then the rest of their prompts' blocks."""
+        reserved = 0
+        begun = []
+        for prompt in prompts:
+            request = prompt.request
+            if not prompt.new:
+                continue
+            hit = memory.find(request)
+            if not memory.fits(request, hit, request.known_tokens, reserved):
+                prompt.tokens = 0  # the policy counts a block that is shared twice
+                continue
+            prompt.start = step.head_start(request, hit)
+            prompt.move_behind(hit.tokens + prompt.start.tokens, self._size)
+            step.admit(request, hit, prompt.start.tokens)
+            step.run(request)
+            reserved += memory.missing(request, request.known_tokens)
+            begun.append(request)
+        for request in begun:
+            memory.grow(request, request.known_tokens)
+
+    def _decode(self, step: Step, computing: dict[Request, None]) -> None:
+        """Lets requests decode; the others sit the step out."""
+        decoders = step.running.decoders.requests
         left_out = [request for request in decoders if request not in computing]
         if left_out:
             step.leave_out(left_out)
@@ -248,47 +344,59 @@ class TrtllmMix:
                 step.decode(request, begins=begins, fills=fills)
         else:
             while not step.decode_all():
-                step.preempt(max(decoders, key=arrival))
+                step.preempt(max(decoders, key=arrival_order))
         step.end_decodes()
-        return contexts
 
-    def _prefill(self, step: Step, memory: Memory, contexts: list[Candidate]) -> None:
-        """Computes the chunks of prompts; those that do not end their prompt go first."""
-        shapes = [_shape(request, hit) for request, hit in contexts]
-        budget = step.budget()
-        sizes = [shape.remaining for shape in shapes]
-        if self.settings.chunked_context:
-            equal = self.settings.chunking == "equal_progress"
-            sizes = chunk_sizes(shapes, budget, self.budget, self.unit, equal=equal)
-        work = [
-            (candidate, cost(size, shape))
-            for candidate, size, shape in zip(contexts, sizes, shapes, strict=True)
-            if size > 0
-        ]
-        lasts = [size >= shape.remaining for size, shape in zip(sizes, shapes, strict=True) if size > 0]
-        for completes in (False, True):
-            for (candidate, tokens), last in zip(work, lasts, strict=True):
-                if last is completes:
-                    self._compute(step, memory, candidate, tokens)
-
-    def _compute(self, step: Step, memory: Memory, candidate: Candidate, tokens: int) -> None:
-        request, hit = candidate
-        if hit is None:
-            step.compute(request, min(tokens, request.known_tokens - request.computed_tokens))
+    def _trim(self, prompts: list[Prompt], budget: int) -> None:
+        """Cuts chunks from the back where less was cached in fact than the micro batch was told."""
+        if not self.settings.chunked_context:
             return
-        current = memory.find(request)
-        if not memory.fits(request, current, request.known_tokens):
-            return  # its prefix was evicted by others of this step
-        start = step.head_start(request, current)
-        tokens = min(tokens, request.known_tokens - current.tokens - start.tokens)
-        step.admit(request, current, start.tokens)
-        step.run(request)
-        step.compute(request, tokens, start)
-        memory.grow(request, request.known_tokens)
+        excess = sum(prompt.tokens for prompt in prompts) - budget
+        for prompt in sorted(prompts, key=Prompt.order, reverse=True):
+            if excess <= 0:
+                return
+            excess -= prompt.shrink(excess, self._size)
+
+
+class Prompt:
+    """A prompt that computes in a step: `tokens` of it, at first the size of its chunk. `new`: it begins."""
+
+    def __init__(self, request: Request, tokens: int, *, new: bool) -> None:
+        self.request = request
+        self.tokens = tokens
+        self.new = new
+        self.start = NO_START
+        self.at = request.computed_tokens
+
+    @property
+    def completes(self) -> bool:
+        """Whether the chunk ends the prompt."""
+        return self.at + self.tokens >= self.request.known_tokens
+
+    def order(self) -> bool:
+        """Sorts prompts: chunks that do not end theirs go first."""
+        return self.completes
+
+    def move_behind(self, tokens: int, block_size: int) -> None:
+        """Moves the first chunk behind a cached prefix. One that does not end the prompt ends a block."""
+        self.at = tokens
+        left = self.request.known_tokens - tokens
+        if tokens and self.tokens < left:
+            self.tokens = (tokens + self.tokens) // block_size * block_size - tokens
+        self.tokens = min(self.tokens, left)
+
+    def shrink(self, tokens: int, block_size: int) -> int:
+        """Cuts at least so many tokens, to the end of a block. Returns how many; 0: none would be left."""
+        kept = (self.at + max(self.tokens - tokens, 0)) // block_size * block_size - self.at
+        if kept <= 0:
+            return 0
+        cut = self.tokens - kept
+        self.tokens = kept
+        return cut
 
 
 def _shape(request: Request, hit: Hit | None) -> Context:
-    """The rest of a prompt, and how much of it is cached."""
+    """The rest of a prompt, and how much of it is cached in full blocks."""
     if hit is None:
         return Context(request.known_tokens - request.computed_tokens, 0)
     return Context(request.known_tokens, hit.tokens)
@@ -307,7 +415,7 @@ class FitsWhole:
     def refusal(self, request: Request, running: Running, queue: Queue) -> str:
         """Why a request may not join the queue; empty where it may."""
         limits = self._limits
-        blocks = -(-request.total_tokens // limits.block_size)
+        blocks = -(-request.most_tokens // limits.block_size)
         if blocks > limits.num_blocks:
             return f"needs {blocks} blocks of {limits.block_size} tokens; the pool has {limits.num_blocks}"
         if not self._settings.chunked_context and request.total_tokens - 1 > limits.max_num_batched_tokens:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from pagecast.sim.core.drafter import Drafter
+from pagecast.sim.core.engines.deployment import Deployment
 from pagecast.sim.core.engines.profile import Profile
+from pagecast.sim.core.engines.trtllm.defaults import defaults
 from pagecast.sim.core.engines.trtllm.mix import (
     Capacity,
     FitsWhole,
@@ -18,6 +21,7 @@ from pagecast.sim.core.engines.trtllm.settings import TrtllmSettings
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.eviction import Eviction, LeastRecentlyUsed
 from pagecast.sim.core.rules.rules import Mix
 
 
@@ -30,6 +34,10 @@ class TrtllmProfile(Profile):
     def mix(self, limits: Limits) -> Mix:
         """The capacity policy and the micro batches."""
         return TrtllmMix(self.capacity(), limits, limits.settings(TrtllmSettings()))
+
+    def defaults(self, deployment: Deployment) -> dict[str, Any]:
+        """What `trtllm-serve` takes."""
+        return defaults(deployment)
 
     def check(self, limits: Limits, drafter: Drafter | None = None) -> None:
         """Errors: BadInput for what TensorRT-LLM's rules here do not have, and chunks that fit no step."""
@@ -51,15 +59,21 @@ def _fits_whole(limits: Limits) -> Intake:
     return FitsWhole(limits, limits.settings(TrtllmSettings()))
 
 
+def _one_queue(_limits: Limits) -> Eviction:
+    """LRU of all free blocks, those without content too."""
+    return LeastRecentlyUsed(blanks_first=False)
+
+
 def _static() -> Capacity:
     return GuaranteedNoEvict(static=True)
 
 
-def _profile(name: str, summary: str, capacity: Callable[[], Capacity]) -> TrtllmProfile:
+def _profile(name: str, title: str, summary: str, capacity: Callable[[], Capacity]) -> TrtllmProfile:
     return TrtllmProfile(
         name=name,
         summary=f"V1 scheduler: {summary}; whole prompts' blocks, context chunks",
         version="1.2",
+        title=title,
         option_names={
             "--tp_size": "tensor_parallel_size",
             "--kv-cache-free-gpu-mem-fraction": "free_gpu_memory_fraction",
@@ -69,16 +83,30 @@ def _profile(name: str, summary: str, capacity: Callable[[], Capacity]) -> Trtll
             "--tokens-per-block": "block_size",
         },
         intake=_fits_whole,
+        eviction=_one_queue,
         publish_at_commit=True,
-        publish_whole_prompts=True,
+        publish_output_at_end=True,
         whole_prompt=True,
         pipelined=True,
+        clips_max_tokens=True,
         capacity=capacity,
     )
 
 
 TRTLLM = (
-    _profile("trtllm-guaranteed-no-evict", "admits what can run to its end", GuaranteedNoEvict),
-    _profile("trtllm-max-utilization", "admits what fits now, and pauses the last begun", MaxUtilization),
-    _profile("trtllm-static", "a batch of requests ends before another begins", _static),
+    _profile(
+        "trtllm-guaranteed-no-evict", "TensorRT-LLM", "admits what can run to its end", GuaranteedNoEvict
+    ),
+    _profile(
+        "trtllm-max-utilization",
+        "TensorRT-LLM (max utilization)",
+        "admits what fits now, and pauses the last begun",
+        MaxUtilization,
+    ),
+    _profile(
+        "trtllm-static",
+        "TensorRT-LLM (static batch)",
+        "a batch of requests ends before another begins",
+        _static,
+    ),
 )

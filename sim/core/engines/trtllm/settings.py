@@ -19,7 +19,7 @@ class TrtllmSettings:
     `unit`: a chunk that does not end its prompt is a multiple of so many tokens; None: of a block.
     """
 
-    chunked_context: bool = chunked_prefill_option()
+    chunked_context: bool = chunked_prefill_option(False)
     chunking: Chunking = option(
         "trtllm: how prompts share the tokens of a step", CHUNKING[0], flat="context_chunking_policy"
     )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 from pagecast.sim.core.drafter import Drafter
+from pagecast.sim.core.engines.deployment import Deployment
 from pagecast.sim.core.engines.profile import Profile, queue_order
+from pagecast.sim.core.engines.vllm.defaults import defaults
 from pagecast.sim.core.engines.vllm.hybrid import VllmHybridMix
 from pagecast.sim.core.engines.vllm.mix import VllmMix
-from pagecast.sim.core.engines.vllm.versions import OLDEST, VllmRules, rules_of
+from pagecast.sim.core.engines.vllm.versions import OLDEST, VERSIONS, VllmRules, rules_of
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
@@ -61,9 +63,29 @@ class VllmProfile(Profile):
         """The step for layers that keep different tokens."""
         return VllmHybridMix(self.admission(limits), self.victim(limits), self.rules, memory)
 
+    def defaults(self, deployment: Deployment) -> dict[str, Any]:
+        """What `vllm serve` takes."""
+        return defaults(self.version, deployment)
+
+    def _at(self, version: str) -> Self:
+        rules = rules_of(version)
+        order = queue_order if rules.passed_over_stay_ahead else first_back_first
+        return replace(
+            self,
+            version=version,
+            rules=rules,
+            drafting=rules,
+            order=order,
+            clips_max_tokens=rules.clips_max_tokens,
+        )
+
     def with_rules(self, admission: MakeAdmission, victim: MakeVictim) -> Self:
         """The profile with another admission and preemption."""
         return replace(self, admission=admission, victim=victim)
+
+    def held_batches(self, pipeline_depth: int) -> int:
+        """All that are planned, since blocks leave a window once a step is computed."""
+        return 1 + pipeline_depth if self.rules.leaves_computed else 1
 
     def parts(
         self, limits: Limits, log: EventLog, drafter: Drafter | None = None, *, numbered: bool = True
@@ -72,8 +94,7 @@ class VllmProfile(Profile):
         if not limits.groups:
             return super().parts(limits, log, drafter, numbered=numbered)
         self.check(limits, drafter)
-        if self.rules.leaves_computed:
-            limits = replace(limits, held_batches=1 + limits.pipeline_depth)
+        limits = replace(limits, held_batches=self.held_batches(limits.pipeline_depth))
         running = self.running(limits)
         order = self.hybrid_order(limits)
         memory = HybridMemory(limits, log, running.findable, order, self.rules, numbered=numbered)
@@ -102,18 +123,19 @@ class VllmProfile(Profile):
 VLLM = VllmProfile(
     name="vllm",
     summary="chunked prefill in mixed batches, running requests first, preemption by recompute",
-    version="0.24",
+    version=VERSIONS[0],
+    title="vLLM",
+    versions=VERSIONS,
     option_names={"-tp": "tensor_parallel_size"},
     keeps_planned=True,
     pipelined=True,
     offloads=True,
     hybrid=True,
+    holds_longest=True,
     drafting=OLDEST,
 )
 
 
 def vllm(version: str) -> VllmProfile:
-    """vLLM as a version decides, one of `VERSIONS`. Errors: ValueError."""
-    rules = rules_of(version)
-    order = queue_order if rules.passed_over_stay_ahead else first_back_first
-    return replace(VLLM, version=version, rules=rules, drafting=rules, order=order)
+    """vLLM as a version decides, one of `VERSIONS`. Errors: BadInput."""
+    return VLLM.at(version)

@@ -1,7 +1,6 @@
 """vLLM's rules by version: what changed in its decisions since 0.24, and the version that changed it.
 
-Source: vllm/v1/core and vllm/config/vllm.py of the versions below. A version that is not listed
-is refused (`rules_of`).
+Source: vllm/v1/core and vllm/config/vllm.py of the versions below.
 """
 
 from __future__ import annotations
@@ -25,13 +24,15 @@ class VllmRules(DraftingRules, WindowRules, OffloadRules):
     were passed over stay ahead of those preempted later; else only those that hold blocks do, which are asked
     first. `passes_over_stale`: a request whose last step has not yielded its token yet is passed over; else
     it ends the way through the queue. `spares_computed`: nobody is preempted whose blocks would be kept for a
-    step in flight; the running pass ends instead.
+    step in flight; the running pass ends instead. `clips_max_tokens`: the server lowers a `max_tokens`
+    beyond the model's length (renderers/params.py); before, it refuses the request.
     """
 
     skips_after_idle_victim: bool = True
     goes_on_after_own_preemption: bool = False
     counts_running_adapters: bool = False
     passed_over_stay_ahead: bool = True
+    clips_max_tokens: bool = False
     passes_over_stale: bool = False
     spares_computed: bool = False
 
@@ -92,6 +93,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
             "trims_computed": True,
             "sees_whole_prompt": True,
             "names_ends": False,
+            "clips_max_tokens": True,
             "keeps_below": True,
             "offers_again": True,
             "stores_whole_blocks": True,
@@ -107,10 +109,8 @@ VERSIONS: tuple[str, ...] = tuple(version for version, _ in _CHANGES)
 
 
 def rules_of(version: str) -> VllmRules:
-    """The rules of a version, one of `VERSIONS`. Errors: ValueError."""
+    """The rules of a version, one of `VERSIONS`."""
     rules = VllmRules()
-    for name, changes in _CHANGES:
+    for _, changes in _CHANGES[: VERSIONS.index(version) + 1]:
         rules = replace(rules, **changes)
-        if name == version:
-            return rules
-    raise ValueError(f"vLLM {version} is not known; choose one of {', '.join(VERSIONS)}")
+    return rules

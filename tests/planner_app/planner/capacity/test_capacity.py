@@ -13,15 +13,15 @@ from pagecast.planner_app.planner.capacity.bisection import (
     CapacityQuestion,
     Draws,
     interval,
-    largest,
-    settle,
     width_error,
 )
+from pagecast.planner_app.planner.capacity.largest import largest, settle
 from pagecast.planner_app.planner.capacity.lasting import Lasting, serve_long
 from pagecast.planner_app.planner.capacity.options import PlanOptions
 from pagecast.planner_app.planner.capacity.planning import plan
 from pagecast.planner_app.planner.capacity.users import (
     Load,
+    LoadSize,
     at_rate,
     lasting_at,
     requests_per_s,
@@ -281,7 +281,7 @@ def test_sessions_that_serving_makes_longer_are_kept_up_with():
     )
     scenario = Scenario(num_gpu_blocks=10_000, async_scheduling=False)
     for rate in (1.0, 4.0):  # the trace as it is starts sessions for 20 s, and for 5 s
-        served = serve(trace, scenario, Load("rate", rate), costs=Constant(), most_requests=4000)
+        served = serve(trace, scenario, Load("rate", rate), costs=Constant())
         assert served.result.requests["queue_s"].max() < 2 * SERVICE_S
         assert served.kept_up > 0.95
 
@@ -314,7 +314,7 @@ def test_a_short_load_hides_what_a_long_one_shows():
         draws=Draws(costs=Constant()),
     ).answers["rate"]
     assert 0.95 * capacity < result.value <= capacity
-    short = serve(trace, scenario, Load("rate", 1.08 * capacity), costs=Constant(), most_requests=160)
+    short = serve(trace, scenario, Load("rate", 1.08 * capacity), costs=Constant(), size=LoadSize(160))
     assert short.measured["ttft_s"].quantile(0.99) < 10
     work = Lasting.of(trace, capacity, 160)
     for times, holds in ((0.97, True), (1.08, False)):

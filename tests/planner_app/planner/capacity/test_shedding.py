@@ -7,7 +7,7 @@ import pytest
 from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion
 from pagecast.planner_app.planner.capacity.options import PlanOptions
 from pagecast.planner_app.planner.capacity.planning import plan
-from pagecast.planner_app.planner.capacity.users import Load, enough_for, serve
+from pagecast.planner_app.planner.capacity.users import Load, LoadSize, enough_for, serve
 from pagecast.planner_app.planner.served import RequestCounts
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.tune.setting import Tuning
@@ -50,7 +50,7 @@ class Ramp(ClosedLoop):
 
 def holds_for_long(users, scenario):
     """Whether a number of users keeps the SLO on a load five times as long, to which they come one by one."""
-    work = enough_for(of_lengths(), users, COUNT, 5)
+    work = enough_for(of_lengths(), users, LoadSize(COUNT), 5)
     requests = replay(work, scenario, arrivals=partial(Ramp, users=users)).requests
     arrival = requests["arrival_s"]
     return SLO.verdict(requests[arrival.between(0.3 * arrival.max(), 0.9 * arrival.max())]).holds
@@ -83,7 +83,7 @@ def test_a_limit_that_nobody_reaches_changes_no_number_of_users():
 
 def test_a_load_that_is_rejected_for_the_most_part_is_measured_once_it_has_settled():
     users = 60
-    served = serve(of_lengths(), shedding(0.3), Load("concurrency", users), most_requests=COUNT)
+    served = serve(of_lengths(), shedding(0.3), Load("concurrency", users), size=LoadSize(COUNT))
     counts = RequestCounts.of(served.measured)
     assert served.result.requests["arrival_s"].max() > served.from_s > 1.0
     assert counts.unserved > 0.5 * counts.requests
@@ -91,7 +91,7 @@ def test_a_load_that_is_rejected_for_the_most_part_is_measured_once_it_has_settl
 
 
 def test_a_load_of_which_nothing_is_served_is_measured_as_a_whole():
-    served = serve(of_lengths(), shedding(1e-6), Load("concurrency", 4), most_requests=COUNT)
+    served = serve(of_lengths(), shedding(1e-6), Load("concurrency", 4), size=LoadSize(COUNT))
     assert RequestCounts.of(served.measured).unserved == len(served.result.requests) >= COUNT
     assert served.to_s > served.from_s == 0.0
 

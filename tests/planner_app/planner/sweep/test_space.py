@@ -49,7 +49,7 @@ def test_values_are_read_as_a_scenario_file_would_read_them(text, expected):
         ("block_size=1:1000000:1", "more than 1,000 values"),
         ("gpu=H300", "unknown GPU 'H300'"),
         ("model=nobody/nothing", "unknown model"),
-        ("profile=vlm", "'vlm'"),
+        ("engine=vlm", "'vlm'"),
         ("kv_cache_dtype=fp3", "'fp3'"),
     ],
 )

@@ -51,5 +51,5 @@ def test_the_shipped_calibrations_are_read_once(monkeypatch):
 
 
 def test_an_engine_without_a_calibration_is_not_given_another_engines():
-    costs = Scenario(profile="nano-vllm", gpu="L4").step_costs()
+    costs = Scenario(engine="nano-vllm", gpu="L4").step_costs()
     assert costs.name == "roofline"

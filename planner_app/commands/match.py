@@ -1,0 +1,230 @@
+"""`pagecast match`: a measurement beside its forecast, and what explains that they differ."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from pagecast.planner_app import console
+from pagecast.planner_app.commands.field_options import with_options
+from pagecast.planner_app.commands.output import Output
+from pagecast.planner_app.commands.scenario_options import GivenScenario, ScenarioOnly, started
+from pagecast.planner_app.options import Options
+from pagecast.planner_app.wording.accuracy import corrections_lines
+from pagecast.planner_app.wording.server_figures import figure, percent, title
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.file import own_folder
+from pagecast.sim.costs.measured.corrections import read_corrections
+from pagecast.sim.fitting.match import MATCHING, Match, match
+from pagecast.sim.runs.bench_results import BenchResults, read_results
+from pagecast.sim.runs.forecast import scenario_of
+from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.sim.runs.server_forecast import forecast_of_metrics
+from pagecast.sim.runs.server_metrics import ServerFigures, read_metrics
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.shared_prefix import with_hit_rate
+from pydantic import Field
+from rich.table import Table
+
+_OF_SERVER = ("hit_rate", "preemptions")  # what metrics add to a benchmark's results
+
+
+class MatchOptions(Options):
+    """What was measured, and where the calibration goes."""
+
+    results: Path | None = Field(
+        default=None,
+        description="results of a benchmark with its requests, or the folder of a recorded run",
+    )
+    metrics: tuple[Path, ...] = Field(
+        default=(),
+        description="metrics of the server: a range query's JSON, or dumps of /metrics in order of time",
+    )
+    seconds: float | None = Field(
+        default=None, gt=0, description="from the first dump of metrics to the last"
+    )
+    run: int | None = Field(default=None, description="of results with several runs, the one to match")
+    column: tuple[str, ...] = Field(
+        default=(), description="what a column of a table of results is called, as arrival=timestamp"
+    )
+    client_ms: float | None = Field(
+        default=None,
+        ge=0,
+        description="milliseconds that the client's TTFT and E2E hold beside the engine's [6.2, and 1.9 per "
+        "1,000 prompt tokens]",
+    )
+    name: str | None = Field(
+        default=None, description="name of the calibration, which --costs takes then [the results']"
+    )
+    out: Path | None = Field(default=None, description="file to write the calibration to, in place of a name")
+
+
+@with_options
+def match_command(arguments: ScenarioOnly, ask: MatchOptions, output: Output) -> None:
+    """Sets a measurement beside its forecast, tells what explains the difference, and writes a calibration.
+
+    The scenario is that of the start script (--launch), of the start-up log (--log), or given by options.
+    Each explanation (host, kernels, tokens of a step, KV blocks, a warm cache, the client) is tried in the
+    simulator. The calibration is then one of the --costs of replay, plan, sweep and the dashboard.
+    """
+    if ask.results is None and not ask.metrics:
+        raise BadInput("give --results FILE of a benchmark, --metrics FILE of the server, or both")
+    if ask.out is not None:
+        console.check_place("--out", ask.out)
+    scenario, notes = _scenario(ask, arguments)
+    server = read_metrics(*ask.metrics, seconds=ask.seconds) if ask.metrics else None
+    if server is not None and server.num_blocks and "num_gpu_blocks" not in arguments.fields:
+        notes += (f"the metrics tell {server.num_blocks:,} KV blocks, which are taken",)
+        scenario = scenario.changed(num_gpu_blocks=server.num_blocks)
+    if ask.results is None:
+        assert server is not None
+        _metrics_alone(server, scenario, notes, output)
+        return
+    results = read_results(ask.results, ask.client_ms, run=ask.run, columns=ask.column)
+    results, more = _with_server(results, server, scenario)
+    name = ask.name or (ask.out.stem if ask.out is not None else results.name)
+    where = _place(ask.out or own_folder() / f"{name}.json")
+    with console.progress("replays", MATCHING) as update:
+        found = match(
+            results, scenario, name, measured=_of_server(server, scenario, arguments), progress=update
+        )
+    found.corrections.save(where)
+    notes += more
+    if output.json_only:
+        console.print_json({**as_dict(found), "notes": list(notes), "file": str(where)})
+        return
+    for note in notes:
+        console.out.print(f"note: {note}", soft_wrap=True, markup=False, highlight=False)
+    show(found)
+    costs = ask.out or name
+    console.out.print(f"written to {where}: --costs {costs} takes it", soft_wrap=True, markup=False)
+
+
+def _place(path: Path) -> Path:
+    """Where the calibration goes. Errors: BadInput where the file there is something else."""
+    if path.exists() and read_corrections(path) is None:
+        raise BadInput(f"{path}: is there, and no calibration of this kind; give another --name or --out")
+    return path
+
+
+def _scenario(ask: MatchOptions, arguments: GivenScenario) -> tuple[Scenario, tuple[str, ...]]:
+    """The scenario given; a recorded run's own, where none is."""
+    alone = arguments.scenario is None and arguments.launch is None and arguments.log is None
+    if alone and ask.results is not None and ask.results.is_dir():
+        scenario = scenario_of(RecordedRun.load(ask.results), arguments.fields.get("costs", "auto"))
+        return scenario.changed(**arguments.fields), ()
+    return started(arguments)
+
+
+def _with_server(
+    results: BenchResults, server: ServerFigures | None, scenario: Scenario
+) -> tuple[BenchResults, tuple[str, ...]]:
+    """The results with prompts that give the server's hit rate, where they have lengths alone."""
+    if not results.trace.lengths_only:
+        return results, ()
+    rate = None if server is None else server.figures.get("hit_rate")
+    if rate is None:
+        text = (
+            "the results have no contents of prompts: the hit rate is unknown, and counted as 0; --metrics "
+            "of the server tell it"
+        )
+        return results, (text,)
+    trace = with_hit_rate(results.trace, rate, block_tokens=scenario.block_size)
+    return replace(results, trace=trace), (trace.notes[-1],)
+
+
+def _of_server(
+    server: ServerFigures | None, scenario: Scenario, arguments: GivenScenario
+) -> dict[str, float]:
+    """What is known of the server beside latencies: KV blocks, as measured, and hits."""
+    known: dict[str, float] = {}
+    if server is not None:
+        known |= {name: server.figures[name] for name in _OF_SERVER if name in server.figures}
+    blocks = arguments.log.blocks(scenario) if arguments.log is not None else None
+    if blocks is None and server is not None:
+        blocks = server.num_blocks
+    return known if blocks is None else {"num_gpu_blocks": float(blocks), **known}
+
+
+def _metrics_alone(server: ServerFigures, scenario: Scenario, notes: tuple[str, ...], output: Output) -> None:
+    """Metrics without results: means beside a forecast at the same load."""
+    ours = forecast_of_metrics(server, scenario)
+    rows = {name: (value, ours.get(name)) for name, value in server.figures.items()}
+    if output.json_only:
+        body = {name: {"measured": real, "forecast": value} for name, (real, value) in rows.items()}
+        console.print_json({"figures": body, "notes": [*notes, *server.notes]})
+        return
+    for note in (*notes, *server.notes):
+        console.out.print(f"note: {note}", soft_wrap=True, markup=False, highlight=False)
+    table = _table("", "measured", "forecast", "error")
+    for name, (real, value) in rows.items():
+        error = None if value is None or not real else 100 * (value / real - 1)
+        table.add_row(title(name), figure(name, real), figure(name, value), percent(error))
+    console.out.print(table)
+    console.out.print(
+        "note: metrics have means alone, which no explanation is told from: --results of a benchmark do",
+        soft_wrap=True,
+    )
+
+
+def as_dict(found: Match) -> dict[str, Any]:
+    """The match as plain JSON."""
+    best = found.explained.best
+    return {
+        "name": found.name,
+        "figures": {
+            row.name: {
+                "measured": row.measured,
+                "forecast": row.forecast,
+                "matched": row.matched,
+                "errors_percent": list(row.errors_percent),
+            }
+            for row in found.rows
+        },
+        "explanation": None
+        if best is None
+        else {"cause": best.cause, "size": best.size, "words": best.words},
+        "explanations": [
+            {"cause": one.cause, "size": one.size, "words": one.words, "distance": one.distance}
+            for one in found.explained.tried
+        ],
+        "distance": found.explained.distance,
+        "corrections": asdict(found.corrections),
+    }
+
+
+def show(found: Match) -> None:
+    """Prints the figures and the explanations."""
+    table = _table("", "measured", "forecast", "error", "matched", "error")
+    for row in found.rows:
+        before, after = row.errors_percent
+        values = (figure(row.name, value) for value in (row.measured, row.forecast, row.matched))
+        real, ours, matched = values
+        table.add_row(title(row.name), real, ours, percent(before), matched, percent(after))
+    console.out.print(table)
+    for line in _explanation(found):
+        console.out.print(line, soft_wrap=True, markup=False, highlight=False)
+    for line in corrections_lines(found.corrections)[1:]:
+        console.out.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def _explanation(found: Match) -> list[str]:
+    explained, best = found.explained, found.explained.best
+    if best is None:
+        return [
+            f"the difference ({explained.distance:.1%} a request) needs no explanation, or none that was "
+            "tried takes a fifth of it away"
+        ]
+    taken = 1 - best.distance / explained.distance
+    lines = [f"explained by: {best.words}; that takes {taken:.0%} of the difference away"]
+    if explained.near:
+        lines.append(f"as likely: {'; '.join(one.words for one in explained.near)}")
+    return lines
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for number, one in enumerate(titles):
+        table.add_column(one, justify="right" if number else "left", no_wrap=True)
+    return table

@@ -1,0 +1,150 @@
+"""The largest step that holds: strides from a start, then interpolation or bisection, over whole numbers.
+
+Steps are numbers of users, replicas, or powers of a factor. Larger ones tend to fail. A search asks as few as
+it can, for each question is a replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_FURTHEST = 6  # most strides that `settle` goes down at once, however low its guess is
+_CHECKS = 3  # most restarts of a search, where a load above its answer holds after all
+Guess = Callable[[int, int], int | None]  # the likely answer between a step that holds and one that fails
+
+
+@dataclass(frozen=True, slots=True)
+class LargestStep:
+    """The largest step that holds, None if none does. `at_limit`: it holds at the end of the range too.
+
+    A step is a number of users, or a power of `GRID`. `doubtful`: where a step fails below one that holds,
+    the lowest that fails and the highest that holds; else None. `tried` counts the evaluations.
+    """
+
+    value: int | None
+    at_limit: bool
+    doubtful: tuple[int, int] | None
+    tried: int
+
+
+def largest(
+    holds: Callable[[int], bool],
+    low: int,
+    high: int,
+    *,
+    start: int,
+    step: int = 1,
+    resolution: int = 1,
+    verify: bool = True,
+    guess: Guess | None = None,
+) -> LargestStep:
+    """The largest step between `low` and `high` that holds, given that larger ones tend to fail.
+
+    From `start` it goes in strides that double until a step that holds lies below one that fails, then halves
+    the steps between to `resolution`, in turn with `guess` where there is one. With `verify` it also tries
+    the steps on both sides of the answer. Where the one above holds, the search goes on from there: a single
+    unlucky step does not decide.
+    """
+    outcomes: dict[int, bool] = {}
+
+    def ask(at: int) -> bool:
+        if at not in outcomes:
+            outcomes[at] = holds(at)
+        return outcomes[at]
+
+    good, bad = _bracket(ask, low, high, min(max(start, low), high), max(step, 1))
+    if good is not None:
+        for _ in range(_CHECKS + 1):
+            good, bad = _bisect(ask, good, bad, resolution, guess)
+            beyond = min(bad + resolution, high)
+            if not verify or bad > high or beyond == bad or not ask(beyond):
+                break
+            good, bad = _bracket(ask, beyond, high, beyond, resolution)
+            assert good is not None
+        if verify and good - resolution >= low:
+            ask(good - resolution)
+    failing = min((at for at, ok in outcomes.items() if not ok), default=high + 1)
+    holding = max((at for at, ok in outcomes.items() if ok), default=low - 1)
+    doubtful = (failing, holding) if failing < holding else None
+    return LargestStep(good, good is not None and bad > high, doubtful, len(outcomes))
+
+
+def settle(
+    holds: Callable[[int], bool],
+    guess: Callable[[int], int],
+    low: int,
+    high: int,
+    *,
+    start: int,
+    resolution: int = 1,
+) -> LargestStep:
+    """The largest step that holds, with few tries, from a `start` near it.
+
+    While a step fails, the next try is `guess` of it: at least one stride lower, at most `_FURTHEST` strides,
+    and the stride doubles each time. A guess that holds is likely the answer, so the step above it is next.
+    The rest is bisected. Where `start` holds, the search goes up as in `largest`.
+    """
+    outcomes: dict[int, bool] = {}
+
+    def ask(at: int) -> bool:
+        if at not in outcomes:
+            outcomes[at] = holds(at)
+        return outcomes[at]
+
+    at, bad, stride = min(max(start, low), high), high + 1, max(resolution, 1)
+    while not ask(at):
+        if at == low:
+            return LargestStep(None, False, None, len(outcomes))
+        bad = at
+        at = max(low, at - min(max(at - guess(at), stride), _FURTHEST * stride))
+        stride *= 2
+    if bad > high:
+        good, bad = _bracket(ask, at, high, at, max(resolution, 1))
+        assert good is not None
+    else:
+        good, near = at, min(at + resolution, bad)
+        if at == guess(bad) and not ask(near):
+            bad = near
+    good, bad = _bisect(ask, good, bad, resolution)
+    return LargestStep(good, bad > high, None, len(outcomes))
+
+
+def _bracket(
+    ask: Callable[[int], bool], low: int, high: int, start: int, step: int
+) -> tuple[int | None, int]:
+    """A step that holds and a larger one that fails; beyond `high` where none does, None where none holds."""
+    if ask(start):
+        good = start
+        while good < high:
+            at = min(good + step, high)
+            if not ask(at):
+                return good, at
+            good, step = at, 2 * step
+        return good, high + 1
+    bad = start
+    while bad > low:
+        at = max(bad - step, low)
+        if ask(at):
+            return at, bad
+        bad, step = at, 2 * step
+    return None, bad
+
+
+def _bisect(
+    ask: Callable[[int], bool], good: int, bad: int, resolution: int, guess: Guess | None = None
+) -> tuple[int, int]:
+    """Narrows to `resolution`: at a guess and at the middle in turn; once more at a guess next to an end."""
+    guesses = 0  # in a row
+    while bad - good > resolution:
+        at, near = (good + bad) // 2, guess(good, bad) if guess is not None else None
+        least, most = good + resolution, max(bad - resolution, good + 1)
+        if near is not None and (not guesses or (guesses == 1 and not least < near < most)):
+            at, guesses = min(max(near, least), most), guesses + 1
+        else:
+            guesses = 0
+        if ask(at):
+            good = at
+        else:
+            bad = at
+    return good, bad

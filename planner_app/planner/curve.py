@@ -1,0 +1,134 @@
+"""Throughput against latency: one load at several concurrencies, as benchmarks are published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pagecast.planner_app.planner.served import RequestCounts
+from pagecast.planner_app.wording.quantities import seconds
+from pagecast.sim.fleet.settings import FleetSettings
+from pagecast.sim.fleet.simulation import replay_fleet
+from pagecast.sim.replay import Result, replay
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+
+LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
+HEADER = (
+    "concurrency",
+    "requests/s",
+    "tokens/s",
+    "/GPU",
+    "/user",
+    "TTFT p50",
+    "TTFT p99",
+    "TPOT p50",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """A replay at one concurrency: `requests_per_s`, `tokens_per_s` (generated), and latencies by name.
+
+    `per_gpu` are generated tokens per second and GPU, `per_user` those that a user sees: 1 / TPOT in the
+    median, None where no request has two tokens.
+    """
+
+    concurrency: int
+    counts: RequestCounts
+    gpus: int
+    requests_per_s: float
+    tokens_per_s: float
+    all_tokens_per_s: float
+    latencies: dict[str, dict[str, float | None]]
+
+    @property
+    def row(self) -> list[str]:
+        """The point under the titles of `HEADER`."""
+        ttft, tpot = self.latencies["ttft_s"], self.latencies["tpot_s"]
+        times = (ttft["p50"], ttft["p99"], tpot["p50"])
+        per_user = "-" if self.per_user is None else f"{self.per_user:,.4g}"
+        return [
+            f"{self.concurrency:,}",
+            f"{self.requests_per_s:,.4g}",
+            f"{self.tokens_per_s:,.0f}",
+            f"{self.per_gpu:,.0f}",
+            per_user,
+            *(seconds(time) for time in times),
+        ]
+
+    @property
+    def per_gpu(self) -> float:
+        return self.tokens_per_s / self.gpus
+
+    @property
+    def per_user(self) -> float | None:
+        tpot_s = self.latencies["tpot_s"]["p50"]
+        return 1 / tpot_s if tpot_s else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As printed in JSON."""
+        return {
+            "concurrency": self.concurrency,
+            "requests_per_s": self.requests_per_s,
+            "output_tokens_per_s": self.tokens_per_s,
+            "total_tokens_per_s": self.all_tokens_per_s,
+            "output_tokens_per_s_per_gpu": self.per_gpu,
+            "output_tokens_per_s_per_user": self.per_user,
+            **self.latencies,
+            "counts": self.counts.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The points of a load, by concurrency, and the last replay, which has what all have in common."""
+
+    points: tuple[CurvePoint, ...]
+    result: Result
+
+    @property
+    def about(self) -> str:
+        """What was served, and where."""
+        scenario, gpus = self.result.scenario, self.points[-1].gpus
+        return (
+            f"{self.result.trace}: on {scenario.model}, {gpus} x {scenario.gpu}, profile {scenario.profile}, "
+            f"costs {self.result.summary['costs']}; "
+            "generated tokens/s, of each GPU, and that a user sees (1 / TPOT p50)"
+        )
+
+
+def curve(
+    work: Callable[[int], tuple[Trace, Scenario]],
+    concurrencies: Sequence[int],
+    fleet: FleetSettings | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Curve:
+    """Replays `work` at each of the concurrencies, on one replica or a fleet. Errors: BadInput."""
+    points = []
+    for done, concurrency in enumerate(concurrencies, 1):
+        trace, scenario = work(concurrency)
+        if fleet is None:
+            result: Result = replay(trace, scenario, keep_steps=False, compare=False)
+        else:
+            result = replay_fleet(trace, scenario, fleet, keep_steps=False)
+        points.append(_point(concurrency, result))
+        if progress is not None:
+            progress(done)
+    return Curve(tuple(points), result)
+
+
+def _point(concurrency: int, result: Result) -> CurvePoint:
+    summary = result.summary
+    makespan_s = summary["makespan_s"] or float("inf")
+    gpus = summary["fleet"]["gpus"] if "fleet" in summary else result.scenario.tensor_parallel_size
+    return CurvePoint(
+        concurrency,
+        RequestCounts.of(result.requests),
+        gpus,
+        summary["completed"] / makespan_s,
+        summary["output_tokens_per_s"],
+        (summary["input_tokens"] + summary["output_tokens"]) / makespan_s,
+        {name: summary[name] for name in LATENCIES},
+    )

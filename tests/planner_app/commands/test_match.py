@@ -1,0 +1,137 @@
+"""`pagecast match` and `pagecast watch`: a measurement beside its forecast."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pagecast.planner_app.cli import run
+from pagecast.planner_app.server.metrics import Histogram
+from pagecast.sim.replay import replay
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.arrivals import ArrivalProcess
+from pagecast.traces.generate import requests
+from pagecast.traces.lengths import parse
+
+SETUP = ["--model", "Qwen/Qwen3-8B", "--gpu", "H100"]
+LOG = """INFO 11-01 10:00:00 [core.py:71] Initializing a V1 LLM engine (v0.24.0) with config: \
+model='Qwen/Qwen3-8B', tensor_parallel_size=1, kv_cache_dtype=auto, enable_prefix_caching=True
+INFO 11-01 10:00:09 [kv_cache_utils.py:1229] GPU KV cache size: 320,016 tokens
+"""
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Results of requests that a server of 20,000 blocks has served, as `vllm bench serve` writes them."""
+    trace = requests(
+        ArrivalProcess("poisson", 6), parse("uniform:800-2400"), parse("uniform:50-150"), count=40
+    )
+    served = replay(trace, Scenario(model="Qwen/Qwen3-8B", gpu="H100", num_gpu_blocks=20_000)).requests
+    rows = zip(served["output_tokens"], served["tpot_s"], strict=True)
+    document = {
+        "start_times": served["arrival_s"].tolist(),
+        "input_lens": served["input_tokens"].tolist(),
+        "output_lens": served["output_tokens"].tolist(),
+        "ttfts": served["ttft_s"].tolist(),
+        "itls": [[tpot] * (tokens - 1) for tokens, tpot in rows],
+    }
+    (tmp_path / "run.json").write_text(json.dumps(document))
+    return tmp_path / "run.json"
+
+
+def test_results_of_the_forecasts_own_set_up_match(results, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("PAGECAST_CALIBRATIONS", str(tmp_path / "own"))
+    (tmp_path / "vllm.log").write_text(LOG)
+    log = ["--log", str(tmp_path / "vllm.log"), "--gpu", "H100"]
+    assert run(["match", "--results", str(results), *log, "--client-ms", "0", "--name", "mine"]) == 0
+    out = capsys.readouterr().out
+    lines = {line.split("  ")[0]: line.split() for line in out.splitlines()}
+    assert lines["KV blocks"][2:5] == ["20,000", "20,000", "+0.0%"]
+    assert lines["TTFT mean"][-1] == lines["TPOT p50"][-1] == "+0.0%"
+    assert "needs no explanation" in out
+    assert "the hit rate is unknown, and counted as 0" in out
+    assert "--costs mine takes it" in out
+    assert run(["replay", "chat", "--limit", "20", *SETUP, "--costs", "mine", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["costs"] == "mine"
+
+
+def test_a_measurement_is_asked_for(capsys) -> None:
+    assert run(["match", *SETUP]) == 2
+    assert (
+        "give --results FILE of a benchmark, --metrics FILE of the server, or both" in capsys.readouterr().err
+    )
+
+
+def shown(served: int) -> str:
+    """The metrics of a server after so many requests."""
+    random = np.random.default_rng(0)
+    values = {
+        "time_to_first_token_seconds": np.full(served, 0.05),
+        "request_time_per_output_token_seconds": np.full(served, 0.01),
+        "e2e_request_latency_seconds": np.full(served, 1.0),
+        "request_prompt_tokens": random.integers(500, 1500, served),
+        "request_generation_tokens": random.integers(50, 150, served),
+    }
+    text = 'vllm:num_requests_running{engine="0",model_name="m"} 3\n'
+    for name, each in values.items():
+        histogram = Histogram(f"vllm:{name}", "x", (10, 100, 1000, 10000))
+        for value in each.tolist():
+            histogram.observe(value)
+        for sample in histogram.family({}).samples:
+            labels = ",".join(f'{key}="{value}"' for key, value in sample.labels.items())
+            text += f"{sample.name}{{{labels}}} {sample.value}\n"
+    return text
+
+
+@contextmanager
+def server(answers: int) -> Iterator[tuple[str, list[str]]]:
+    """A server that answers so often, with 30 more requests each time; its address and what it was asked."""
+    asked: list[str] = []
+
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(f"{self.command} {self.path}")
+            self.send_response(200 if len(asked) <= answers else 503)
+            self.end_headers()
+            self.wfile.write(shown(30 * len(asked)).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http = HTTPServer(("127.0.0.1", 0), Metrics)
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_port}", asked
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+def test_a_server_is_watched_beside_its_forecast_and_only_read(capsys) -> None:
+    with server(3) as (url, asked):
+        assert run(["watch", url, *SETUP, "--interval", "0.5", "--times", "2"]) == 0
+    out = capsys.readouterr().out
+    assert asked == ["GET /metrics"] * 3
+    assert "vllm, 30 requests in" in out and "vllm, 60 requests in" in out
+    rows = [line.split() for line in out.splitlines() if line.startswith("TTFT mean")]
+    assert [row[2:4] for row in rows] == [["50", "ms"]] * 2
+    assert "warning: TTFT mean is forecast" in out
+
+
+def test_a_server_that_is_gone_ends_it_in_one_line(capsys) -> None:
+    with server(2) as (url, _):
+        assert run(["watch", url, *SETUP, "--interval", "0.1", "--json"]) == 2
+    captured = capsys.readouterr()
+    first = json.loads(captured.out.splitlines()[0])
+    assert first["requests"] == 30 and first["server"]["e2e_s"] == pytest.approx(1.0)
+    assert captured.err.splitlines()[-1].endswith("(Service Unavailable)") and "Traceback" not in captured.err
+    assert run(["watch", "http://127.0.0.1:9", *SETUP]) == 2
+    assert "the server does not answer" in capsys.readouterr().err
+    assert run(["watch", "ftp://x", *SETUP]) == 2
+    assert "no address of a server" in capsys.readouterr().err

@@ -1,0 +1,97 @@
+"""`pagecast match` on recorded runs, through files that people have of a run: log, results, metrics."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pagecast.planner_app.cli import run
+from pagecast.planner_app.server.metrics import Histogram
+from pagecast.sim.runs.recorded import RecordedRun
+
+RUNS = Path("groundtruth") / "vllm-0.24.0-h200-qwen3-8b"
+LENGTHS = (*(digit * 10**power for power in range(5) for digit in (1, 2, 5)), 100_000)
+
+
+def results(recorded: RecordedRun) -> str:
+    """As `vllm bench serve --save-detailed` writes them."""
+    t = recorded.requests
+    gaps = (t["finish_s"] - t["first_token_s"]) / np.maximum(t["tokens_out"] - 1, 1)
+    rows = zip(gaps, t["tokens_out"], strict=True)
+    document = {
+        "start_times": t["arrival_s"].tolist(),
+        "input_lens": t["input_tokens"].tolist(),
+        "output_lens": t["tokens_out"].tolist(),
+        "ttfts": (t["first_token_s"] - t["arrival_s"]).tolist(),
+        "itls": [[gap] * (tokens - 1) for gap, tokens in rows],
+    }
+    return json.dumps(document)
+
+
+def log(recorded: RecordedRun) -> str:
+    """The lines of a start that tell options and KV blocks."""
+    config, length = recorded.meta["config"], 131072
+    options = {
+        "model": "Qwen/Qwen3-8B",
+        "max_num_seqs": config["max_num_seqs"],
+        "max_num_batched_tokens": config["max_num_batched_tokens"],
+        "async_scheduling": config["async_scheduling"],
+    }
+    if recorded.meta.get("scheduling_policy", config.get("scheduling_policy")):
+        options["scheduling_policy"] = config["scheduling_policy"]
+    tokens = (recorded.meta["usable_blocks"] + 1) * config["block_size"]
+    return (
+        "INFO 11-01 10:00:00 vLLM API server version 0.24.0\n"
+        f"INFO 11-01 10:00:00 non-default args: {options}\n"
+        "INFO 11-01 10:00:05 [core.py:71] Initializing a V1 LLM engine (v0.24.0) with config: "
+        f"model='Qwen/Qwen3-8B', max_seq_len={length}, tensor_parallel_size=1, enable_prefix_caching=True\n"
+        f"INFO 11-01 10:00:09 GPU KV cache size: {tokens:,} tokens\n"
+        f"INFO 11-01 10:00:09 Maximum concurrency for {length:,} tokens per request: {tokens / length:.2f}x\n"
+    )
+
+
+def metrics(recorded: RecordedRun) -> str:
+    """What /metrics of a new server says after the run."""
+    t = recorded.requests
+    text = 'vllm:num_requests_running{engine="0",model_name="m"} 0\n'
+    values = {
+        "time_to_first_token_seconds": t["first_token_s"] - t["arrival_s"],
+        "e2e_request_latency_seconds": t["finish_s"] - t["arrival_s"],
+        "request_prompt_tokens": t["input_tokens"],
+        "request_generation_tokens": t["tokens_out"],
+    }
+    for name, column in values.items():
+        histogram = Histogram(f"vllm:{name}", "x", LENGTHS)
+        for value in column.tolist():
+            histogram.observe(value)
+        for sample in histogram.family({}).samples:
+            labels = ",".join(f'{key}="{value}"' for key, value in sample.labels.items())
+            text += f"{sample.name}{{{labels}}} {sample.value}\n"
+    queries, hits = t["input_tokens"].sum(), t["cached_tokens"].sum()
+    return f"{text}vllm:prefix_cache_queries_total {queries}\nvllm:prefix_cache_hits_total {hits}\n"
+
+
+# What is allowed in the mean of each latency, in percent: what `validate` has of these runs, and of TTFT near
+# saturation what 1% of step time makes of it.
+BOUNDS = {
+    "azure_conv": {"tpot_s.mean": 5, "e2e_s.mean": 5, "ttft_s.mean": 5},
+    "azure_conv_repeat3": {"tpot_s.mean": 5, "e2e_s.mean": 5, "ttft_s.mean": 8},
+    "mooncake_conv": {"tpot_s.mean": 5, "e2e_s.mean": 5, "ttft_s.mean": 8},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_recorded_run_matches_through_its_files(shared, tmp_path, monkeypatch, capsys, name) -> None:
+    monkeypatch.setenv("PAGECAST_CALIBRATIONS", str(tmp_path / "own"))
+    recorded = RecordedRun.load(shared / RUNS / name)
+    for file, text in (("run.json", results), ("vllm.log", log), ("end.prom", metrics)):
+        (tmp_path / file).write_text(text(recorded))
+    given = ["--results", "run.json", "--log", "vllm.log", "--metrics", "end.prom"]
+    files = [str(tmp_path / one) if "." in one else one for one in given]
+    assert run(["match", *files, "--gpu", "H200", "--client-ms", "0", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)["figures"]
+    assert figures["num_gpu_blocks"]["measured"] == recorded.meta["usable_blocks"]
+    for figure, bound in BOUNDS[name].items():
+        assert abs(figures[figure]["errors_percent"][1]) < bound, (figure, figures[figure])

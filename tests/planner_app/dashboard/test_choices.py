@@ -1,0 +1,54 @@
+"""The two cards that come first: their words, their button, and what they say while they wait."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
+
+from pagecast.planner_app.dashboard.shell.jobs import results
+from pagecast.planner_app.dashboard.shell.view import PageView
+from pagecast.planner_app.dashboard.what_if.choices import headline, key, worth
+from pagecast.planner_app.planner.tune.choice import BLOCK_SIZE, HBM, Choice, Standing
+
+pytestmark = pytest.mark.usefixtures("no_browser")
+SMALL = {"requests": 60, "seed": 77}
+
+
+def choice(knob: str, now: tuple, best: tuple, load: int = 300) -> Choice:
+    return Choice(knob, Standing(*now), Standing(*best), load, (0.5, 0.9))
+
+
+def test_the_words_say_now_best_and_what_it_is_worth() -> None:
+    more = choice(HBM, (0.39, 196, 1.0, 30.0), (0.9, 302, 1.0, 109.0))
+    assert headline(HBM, 0.39, more) == "0.39 now, 0.90 is best"
+    assert worth(more) == "196 users at once keep the SLO now, 302 with 0.90: +54%."
+    less = choice(HBM, (0.9, 302, 1.0, 109.0), (0.5, 302, 1.0, 50.0))
+    assert "as many as with 0.50, which leaves 59 GiB" in worth(less)
+    same = choice(BLOCK_SIZE, (16, 302, 1.0, 109.0), (16, 302, 1.0, 109.0))
+    assert headline(BLOCK_SIZE, 16, same) == "16 is best" and not same.changes
+    none = choice(BLOCK_SIZE, (16, 0, None, 109.0), (16, 0, None, 109.0), 0)
+    assert "no value keeps the SLO" in headline(BLOCK_SIZE, 16, none)
+
+
+def test_the_cards_stand_first_and_apply_moves_the_side_bar(app) -> None:
+    view = PageView.of({**SMALL, "gpu_memory_utilization": 0.5})
+    best = choice(HBM, (0.5, 10, 1.0, 50.0), (0.9, 20, 1.0, 109.0), 20)
+    results.put(key(view, HBM), best)
+    results.put(key(view, BLOCK_SIZE), choice(BLOCK_SIZE, (16, 10, 1.0, 1.0), (16, 10, 1.0, 1.0), 10))
+    test = app(**SMALL, gpu_memory_utilization=0.5)
+    titles = [text.value for text in test.main.markdown]
+    places = [
+        next(at for at, text in enumerate(titles) if words in text)
+        for words in ("Block size:", "HBM budget:")
+    ]
+    assert max(places) < 4  # before all other cards
+    (button,) = [button for button in test.button if button.label == "Apply"]
+    button.click().run()
+    assert test.number_input(key="gpu_memory_utilization").value == 0.9
+
+
+def test_cards_that_wait_say_so(app) -> None:
+    test = app(requests=61)
+    assert any("**Block size: 16**" in text.value for text in test.main.markdown)
+    assert not [button for button in test.button if button.label == "Apply"]
