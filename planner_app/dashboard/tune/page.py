@@ -50,7 +50,7 @@ def _map(own: Session, view: PageView, trace: Trace) -> None:
     table = grid_for(own, view, trace)
     if table is not None:
         scenario = view.scenario()
-        now = (scenario.gpu_memory_utilization, scenario.block_size)
+        now = (scenario.gpu_memory_utilization or 0.0, scenario.block_size)
         show_chart(grid_map(table, title or _MAP, now), "grid-map")
     elif not failed("grid"):
         show_progress("grid", "block size × HBM budget")
