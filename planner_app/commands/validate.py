@@ -45,7 +45,8 @@ class Profiled(Options):
     """Whose decisions a recorded run is compared with."""
 
     profile: str | None = Field(
-        default=None, description="engine whose rules are followed, with recorded costs [vllm]"
+        default=None,
+        description="engine, or engine@version, whose rules are followed with recorded costs [the run's]",
     )
 
 

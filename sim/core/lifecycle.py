@@ -525,7 +525,8 @@ class Lifecycle:
         if request.state is not State.LOADING and self.memory.holds(request):
             if not keeps_planned:
                 committed = running.committed(request)
-                self.memory.publish(request, min(committed, running.findable(request)))
+                findable = committed if running.output_at_end else running.findable(request)
+                self.memory.publish(request, min(committed, findable))
                 self.memory.withdraw(request, committed)
             elif self.drafter is None and request.state is not State.PREFILL:
                 self._publish_turns(request, computed, had_turn=False)

@@ -27,9 +27,10 @@ def attentions(
     fields: ConfigFields, architecture: Architecture, plan: LayerPlan, hidden: int, layers: int
 ) -> tuple[AttentionShape, ...]:
     """The shapes of attention in the order of their first layers: two where windows come with other heads."""
-    spans = windows(fields, architecture, plan, layers)
     if architecture.compressed:
+        fields.has("layer_types", "mlp_layer_types")  # the ratios say it
         return (_compressed(fields, hidden, layers),)
+    spans = windows(fields, architecture, plan, layers)
     if fields.get("kv_lora_rank"):
         return (_latent(fields, architecture, plan, spans, hidden),)
     base = _plain(fields, architecture, hidden, spans)
@@ -68,11 +69,12 @@ def _other_shapes(fields: ConfigFields, base: AttentionShape) -> tuple[Attention
         heads = fields.integer("num_global_key_value_heads", default=base.kv_heads)
         shared = bool(fields.get("attention_k_eq_v"))
         full = replace(base, head_dim=dim, v_head_dim=dim, kv_heads=heads, shared_kv=shared)
-    if fields.has("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim"):
+    names = ("swa_num_attention_heads", "num_sliding_attention_heads")
+    if fields.has(*names, "swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim"):
         dim = fields.integer("swa_head_dim", default=base.head_dim)
         windowed = replace(
             base,
-            heads=fields.integer("swa_num_attention_heads", default=base.heads),
+            heads=fields.integer(*names, default=base.heads),
             kv_heads=fields.integer("swa_num_key_value_heads", default=base.kv_heads),
             head_dim=dim,
             v_head_dim=fields.integer("swa_v_head_dim", default=dim),

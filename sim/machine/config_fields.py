@@ -28,7 +28,8 @@ _HARMLESS = re.compile(
     .*rope.* | .*rotary.* | mrope.* | .*_token.* | .*dropout.* | .*_drop | .*_loss.* | .*eps(ilon)? |
     .*_init.* | .*initializer.* | .*_act(ivation)?(_.*)? | hidden_act.* | .*softcap.* | .*logit.* |
     .*_dtype | .*_implementation | output_(attentions|hidden_states) | .*_fp32 | pretraining_tp |
-    .*_multiplier | .*scal(e|ing)(_.*)? | attention_value_scale | time_step_.* | max_window_layers |
+    .*_multiplier | .*_scalar | attn_temperature.* | do_layer_norm_before | .*scal(e|ing)(_.*)? |
+    attention_value_scale | time_step_.* | max_window_layers |
     original_max_position_embeddings | layers?_norm.* | layernorm.* | (shared|moe)_.*_overlap |
     moe_(router|renormalize).* | moe_norm.* | hidden_activation | mtp_.* | num_mtp.* |
     num_nextn.* | mlp_hidden_act | tie_.* | use_bidirectional_attention | qk_head_dim |
@@ -53,8 +54,10 @@ _HARMLESS = re.compile(
 class ConfigFields:
     """The fields of one configuration; `where` names the file in messages."""
 
-    def __init__(self, config: Config, where: str) -> None:
-        self._config, self.where = config, where
+    def __init__(self, config: Config, where: str, around: Config | None = None) -> None:
+        """`around`: fields of the whole that stand for those that `config`, a part of it, lacks."""
+        self._own, self.where = config, where
+        self._config = {**(around or {}), **config}
         self._asked: set[str] = set()
 
     def get(self, field: str, default: Any = None) -> Any:
@@ -158,7 +161,7 @@ class ConfigFields:
         """Fields that matter, say something, and were not asked for."""
         return [
             field
-            for field, value in self._config.items()
+            for field, value in self._own.items()
             if field not in self._asked
             and (value is True or value not in (None, False, 0, 1, "", [], {}))
             and _MATTERS.search(field)

@@ -8,8 +8,9 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.architectures import Architecture
 from pagecast.sim.machine.config_fields import ConfigFields
 
-_FULL_NAMES = ("full_attention", "attention", "deepseek_sparse_attention")
+_FULL_NAMES = ("full_attention", "attention", "deepseek_sparse_attention", "indexed_attention")
 _WINDOW_NAMES = ("sliding_attention", "local", "chunked_attention")
+_BLOCK_NAMES = {"full_attention": "attention", "linear_attention": "mamba"}
 _BLOCK_LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
 
 
@@ -47,7 +48,7 @@ def _block_types(fields: ConfigFields, layers: int) -> tuple[str, ...]:
     if isinstance(pattern, str) and pattern:
         types = tuple(_BLOCK_LETTERS.get(letter, letter) for letter in pattern)
     else:
-        types = fields.names("layers_block_type")
+        types = tuple(_BLOCK_NAMES.get(name, name) for name in fields.names("layers_block_type"))
     unknown = sorted(set(types) - set(_BLOCK_LETTERS.values()))
     if unknown:
         raise BadInput(
@@ -113,7 +114,9 @@ def windows(
     window = fields.count("sliding_window")
     longest = fields.integer("max_position_embeddings", "n_positions", default=2048)
     first = fields.count("max_window_layers", default=layers)
-    period = fields.count("sliding_window_pattern", default=architecture.full_period)
+    period = fields.count(
+        "sliding_window_pattern", "_sliding_window_pattern", default=architecture.full_period
+    )
     unknown = sorted(set(types) - {*_FULL_NAMES, *_WINDOW_NAMES, "linear_attention"})
     if unknown:
         raise BadInput(f"{fields.where}: layer_types has {unknown[0]!r}, which pagecast can't size")

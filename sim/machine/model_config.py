@@ -35,16 +35,17 @@ def model_from_config(
     that pagecast does not know are a note, not an error. Errors: `BadInput` for a field that is missing,
     malformed or unknown, and for architectures that pagecast can't size.
     """
-    outer, notes = config, []
+    outer, notes = config, list[str]()
     text = next((config[part] for part in _TEXT_PARTS if isinstance(config.get(part), Mapping)), None)
+    around: Config = {}
     if text is not None:
-        parts = {k: v for k, v in outer.items() if k not in text and not k.endswith("_config")}
-        config = {**parts, **text}
+        around = {k: v for k, v in outer.items() if not k.endswith("_config")}
+        config = text
     kind = str(config.get("model_type") or outer.get("model_type") or "llama")
     if kind in REFUSED:
         raise BadInput(f"{where}: model_type {kind!r} {REFUSED[kind]}")
     architecture = ARCHITECTURES.get(kind)
-    fields = ConfigFields(config, where)
+    fields = ConfigFields(config, where, around)
     if architecture is None:
         notes.append(f"model_type {kind!r} is not one pagecast knows: norms and biases are taken for Llama's")
         architecture = Architecture()
@@ -99,6 +100,8 @@ def _decoder(fields: ConfigFields, architecture: Architecture, kind: str, name: 
         "n_inner",
         default=4 * hidden,
     )
+    if fields.get("word_embed_proj_dim") not in (None, hidden):
+        raise fields.wrong("word_embed_proj_dim", f"the hidden size, {hidden}")
     more, small = _hyper_connections(fields, hidden, layers)
     if moe and architecture.beside:
         small += layers * (architecture.norms_beside_experts * hidden + hidden + moe.experts)

@@ -552,7 +552,7 @@ class Scenario:
             tensor_parallel_size=self.tensor_parallel_size,
             kv_cache_dtype=self.kv_cache_dtype,
             pipeline_depth=int(self.pipelined),
-            engine=self.profile.name,
+            engine=self.profile.priced_as or self.profile.name,
             max_num_seqs=self.max_num_seqs,
             expert_parallel=self.enable_expert_parallel,
             moe_data_parallel_size=self.moe_data_parallel_size,

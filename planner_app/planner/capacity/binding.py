@@ -31,7 +31,7 @@ from pagecast.sim.scenario import Scenario
 BEYOND = 1.25  # times the answer: the load that is replayed
 LIMITS = (KV_BLOCKS, "batch size", "token budget", "compute")
 NOTHING = "nothing"
-_TWICE = {
+TWICE = {
     KV_BLOCKS: "twice the KV blocks",
     "batch size": "twice max_num_seqs",
     "token budget": "twice max_num_batched_tokens",
@@ -86,14 +86,14 @@ class Binding:
             text += f", and {self.without.unserved:.1%} of the requests are not served"
         enough, short = (_list([h for h in others if h.holds is holds]) for holds in (True, False))
         if cure.holds:
-            text += f"; {_TWICE[cure.limit]} would be enough ({_times(cure)})"
+            text += f"; {TWICE[cure.limit]} would be enough ({_times(cure)})"
             text += f", and so would {enough}" if enough else ""
             text += f", but not {short}" if short else ""
             return text + _overdone(cure)
         nearest = min(self.helped, key=_severity)
         if cure is not nearest:
             return f"{text}; more room alone does not help: {_list(list(self.helped))}"
-        return f"{text}; {_TWICE[cure.limit]} would help most ({_times(cure)}), not {short}{_overdone(cure)}"
+        return f"{text}; {TWICE[cure.limit]} would help most ({_times(cure)}), not {short}{_overdone(cure)}"
 
     @property
     def sentence(self) -> str:
@@ -276,7 +276,7 @@ def _overdone(cure: LimitTest) -> str:
     """What a cure breaks that held without it."""
     if not cure.breaks:
         return ""
-    return f"; with {_TWICE[cure.limit]} {_far(cure.breaks, cure.breaks_excess)}"
+    return f"; with {TWICE[cure.limit]} {_far(cure.breaks, cure.breaks_excess)}"
 
 
 def _far(term: str, excess: float) -> str:
@@ -297,5 +297,5 @@ def _multiple(excess: float) -> str:
 
 
 def _list(pressed: Sequence[LimitTest]) -> str:
-    parts = [f"{_TWICE[each.limit]} ({_times(each)})" for each in pressed]
+    parts = [f"{TWICE[each.limit]} ({_times(each)})" for each in pressed]
     return " or ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

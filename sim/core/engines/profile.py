@@ -60,6 +60,8 @@ class Profile:
     whose source the rules follow, one of `versions` (empty: that one alone); `option_names` are the engine's
     own names of options, with the fields of a scenario that they stand for.
 
+    `priced_as`: the engine whose step costs apply, where that is another one.
+
     `eviction` and `groups` are for models of one kind of layers, `hybrid_order` for the others
     (`Limits.groups`), which `hybrid` tells whether the engine serves. `intake` may reject a request when it
     is submitted. `offloads`: the engine has a host tier.
@@ -81,6 +83,7 @@ class Profile:
     summary: str
     version: str
     title: str = ""
+    priced_as: str = ""
     versions: tuple[str, ...] = ()
     option_names: Mapping[str, str] = field(default_factory=dict, hash=False)
     order: Callable[[Limits], Order] = queue_order

@@ -24,7 +24,7 @@ def fleet_of(policy="least-loaded", **fields):
 
 def test_one_replica_less_does_not_keep_the_level():
     trace = read("chat", limit=400)
-    scenario = Scenario(gpu="L4", costs="roofline")
+    scenario = Scenario(gpu="L4", costs="roofline", max_model_len=16_384, max_num_batched_tokens=8192)
     slo = Slo.parse("ttft_p90<2s,tpot_p90<120ms")
     answer = fewest(trace, scenario, fleet_of(), slo, most=32)
     assert answer.replicas is not None and answer.replicas > 1
@@ -36,7 +36,18 @@ def test_one_replica_less_does_not_keep_the_level():
 
 
 def test_a_price_is_that_of_the_fleets_gpus(capsys):
-    options = ["--gpu", "L4", "--costs", "roofline", "--limit", "50", "--slo", "ttft_p90<60s"]
+    options = [
+        "--gpu",
+        "L4",
+        "--max-model-len",
+        "16384",
+        "--costs",
+        "roofline",
+        "--limit",
+        "50",
+        "--slo",
+        "ttft_p90<60s",
+    ]
     assert run(["plan", "chat", *options, "--router", "cost", "--price", "L4=0.5", "--json"]) == 0
     (size,) = json.loads(capsys.readouterr().out)["routers"]
     assert size["cost"] == pytest.approx(0.5 * size["gpu_hours"])
@@ -46,7 +57,18 @@ def test_a_plan_says_what_it_is_for_how_far_to_trust_it_and_what_was_not_served(
     """As that of one replica does: model, GPUs, where the costs are from, and their expected error."""
     file = tmp_path / "fleet.yaml"
     file.write_text("groups:\n- scenario: {gpu: L40S, max_model_len: 4000}\n")
-    options = ["--gpu", "L4", "--costs", "roofline", "--limit", "60", "--slo", "ttft_p90<60s"]
+    options = [
+        "--gpu",
+        "L4",
+        "--max-model-len",
+        "16384",
+        "--costs",
+        "roofline",
+        "--limit",
+        "60",
+        "--slo",
+        "ttft_p90<60s",
+    ]
     command = ["plan", "chat", *options, "--fleet", str(file), "--router", "cost", "--against", "session"]
     assert run([*command, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -69,7 +91,18 @@ def test_a_plan_says_what_it_is_for_how_far_to_trust_it_and_what_was_not_served(
 
 def test_a_plan_at_a_rate_repeats_a_trace_whose_sessions_pause(capsys):
     """Scaled alone, 60 requests of sessions that go on for minutes never come at that rate."""
-    options = ["--gpu", "L4", "--costs", "roofline", "--limit", "60", "--slo", "ttft_p90<2s"]
+    options = [
+        "--gpu",
+        "L4",
+        "--max-model-len",
+        "16384",
+        "--costs",
+        "roofline",
+        "--limit",
+        "60",
+        "--slo",
+        "ttft_p90<2s",
+    ]
     answers = []
     for rate in ([], ["--rate", "8"]):
         assert run(["plan", "chat", *options, *rate, "--router", "session"]) == 0
@@ -84,6 +117,8 @@ def test_plan_compares_routers_and_writes_the_smallest_fleet(capsys, tmp_path):
     options = [
         "--gpu",
         "L4",
+        "--max-model-len",
+        "16384",
         "--costs",
         "roofline",
         "--limit",

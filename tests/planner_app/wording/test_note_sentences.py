@@ -65,21 +65,41 @@ def test_an_uncertain_memory_is_pointed_out_where_it_matters():
     assert "may have 758 KV blocks more or fewer than the 907 of this forecast (84%)" in text
     assert not list(memory_notes(Scenario(**large, num_gpu_blocks=900)))
     assert not list(memory_notes(Scenario()))
-    assert next(memory_notes(Scenario(gpu="L4"))) in replay(read("chat", limit=5), Scenario(gpu="L4")).notes
+    assert (
+        next(
+            memory_notes(
+                Scenario(
+                    gpu="L4", max_model_len=16_384, max_num_batched_tokens=8192, gpu_memory_utilization=0.9
+                )
+            )
+        )
+        in replay(
+            read("chat", limit=5),
+            Scenario(gpu="L4", max_model_len=16_384, max_num_batched_tokens=8192, gpu_memory_utilization=0.9),
+        ).notes
+    )
 
 
 def test_a_replay_says_that_the_engine_would_run_out_of_memory_at_its_start():
-    full = Scenario(gpu="L4", gpu_memory_utilization=0.95)
+    full = Scenario(gpu="L4", max_model_len=16_384, max_num_batched_tokens=8192, gpu_memory_utilization=0.95)
     (text,) = [
         text for text in sentences(replay(read("chat", limit=5), full).notes) if "Does not fit" in text
     ]
     assert "gpu_memory_utilization 0.95" in text and "run out of memory at its start" in text
-    usual = replay(read("chat", limit=5), Scenario(gpu="L4"))
+    usual = replay(
+        read("chat", limit=5),
+        Scenario(gpu="L4", max_model_len=16_384, max_num_batched_tokens=8192, gpu_memory_utilization=0.9),
+    )
     assert "Does not fit" not in " ".join(sentences(usual.notes))
 
 
 def test_roofline_costs_name_their_errors():
-    text = sentence(replay(read("chat", limit=5), Scenario(gpu="L4")).notes[0])
+    text = sentence(
+        replay(
+            read("chat", limit=5),
+            Scenario(gpu="L4", max_model_len=16_384, max_num_batched_tokens=8192, gpu_memory_utilization=0.9),
+        ).notes[0]
+    )
     assert text.startswith("Roofline costs") and "No shipped calibration fits (" in text
     assert "-2 to +5% in the time of decode steps, 0 to +9% in the time of steps with prompts" in text
     assert "allow 25%" in text

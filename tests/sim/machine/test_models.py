@@ -528,3 +528,27 @@ def test_a_tower_is_counted() -> None:
     blocks, merged = 2 * (4 * 32 * 32 + 2 * 32 * 64), 32 * 4
     assert facts.tower_params == blocks + 3 * 16 * 2 * 32 + 4 * (merged * merged + merged * 64)
     assert not facts.notes
+
+
+def test_what_configurations_usually_say_beside_is_no_error(tmp_path: Path) -> None:
+    usual = {
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "attention_dropout": 0.1,
+        "num_nextn_predict_layers": 1,
+        "rope_parameters": {"rope_type": "default"},
+        "router_aux_loss_coef": 0.001,
+        "max_window_layers": 28,
+        "embedding_multiplier": 12.0,
+    }
+    whole = {"model_type": "shell", "select_layer": -1, "text_config": {**CONFIG, **usual}}
+    assert model(write(tmp_path / "m", whole)).params == model(write(tmp_path / "n", CONFIG)).params
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_kv_shared_layers": 10}, {"hidden_size_per_layer_input": 256}, {"engram_layer_ids": [1]}],
+)
+def test_what_changes_caches_or_weights_and_is_not_known_is_refused(changes: dict) -> None:
+    with pytest.raises(BadInput, match=next(iter(changes))):
+        model_from_config({**CONFIG, **changes}, "m", "config.json")

@@ -45,7 +45,7 @@ class VllmMix:
                 scheduled = self._schedule_chunk(step, memory, queue, request)
             else:
                 scheduled = self._schedule_decode(step, memory, queue, request)
-            if scheduled or (self.rules.goes_on_after_own_preemption and request.state is State.WAITING):
+            if scheduled or (self.rules.goes_on_after_own_preemption and request in step.preempted):
                 continue
             # It had to preempt itself, or found no blocks and nobody to preempt: it is left out of this step,
             # and so are those behind it.

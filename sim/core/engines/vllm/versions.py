@@ -6,6 +6,7 @@ Source: vllm/v1/core and vllm/config/vllm.py of the versions below.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pagecast.sim.core.drafter import DraftingRules
 from pagecast.sim.core.memory.window_rules import WindowRules
@@ -38,7 +39,7 @@ class VllmRules(DraftingRules, WindowRules, OffloadRules):
 
 OLDEST = VllmRules()
 # Each version with what it changed.
-_CHANGES: tuple[tuple[str, dict[str, bool | int]], ...] = (
+_CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("0.24", {}),
     (
         "0.26",

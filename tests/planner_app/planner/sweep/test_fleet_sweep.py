@@ -70,7 +70,20 @@ def test_each_trial_is_the_replay_of_its_fleet_and_costs_what_its_gpus_do():
 def test_a_dask_cluster_gives_the_same_table_of_fleets_and_the_same_plan(capsys):
     distributed = pytest.importorskip("distributed")
     question = asked(["replicas=1,2,3", "router=round-robin,cost", "prefill_replicas=0,1"])
-    plan = ["plan", "chat", "--gpu", "L4", "--costs", "roofline", "--limit", "200", "--slo", "ttft_p90<2s"]
+    plan = [
+        "plan",
+        "chat",
+        "--gpu",
+        "L4",
+        "--max-model-len",
+        "16384",
+        "--costs",
+        "roofline",
+        "--limit",
+        "200",
+        "--slo",
+        "ttft_p90<2s",
+    ]
     plan += ["--router", "cost", "--against", "round-robin", "--json"]
     with distributed.LocalCluster(
         n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
@@ -84,7 +97,7 @@ def test_a_dask_cluster_gives_the_same_table_of_fleets_and_the_same_plan(capsys)
 
 
 def test_the_cheapest_fleet_has_the_fewest_gpus_that_meet_the_slo():
-    slow = Scenario(gpu="L4", costs="roofline")
+    slow = Scenario(gpu="L4", costs="roofline", max_model_len=16_384, max_num_batched_tokens=8192)
     result = sweep(asked(["replicas=1:4:1"], scenario=slow, slo="ttft_p90<1s"))
     meets = result.table[result.table["meets"]]
     assert 0 < len(meets) < 4
@@ -106,7 +119,9 @@ def test_a_fleet_that_lost_its_replica_is_not_said_to_have_too_high_a_load(shed)
 
 
 def test_a_fleet_that_sheds_is_said_to_have_too_high_a_load_also_by_a_study_that_goes_on(tmp_path):
-    scenario = Scenario(gpu="L4", costs="roofline", shed_ttft_s=0.1)
+    scenario = Scenario(
+        gpu="L4", costs="roofline", shed_ttft_s=0.1, max_model_len=16_384, max_num_batched_tokens=8192
+    )
     question = asked(["replicas=1,2"], scenario=scenario)
     for replayed in (2, 0):
         result = sweep(question, out=tmp_path / "study")
@@ -119,7 +134,9 @@ def test_a_fleet_that_sheds_is_said_to_have_too_high_a_load_also_by_a_study_that
 
 
 def test_a_study_of_an_earlier_version_does_not_tell_why_requests_were_rejected(tmp_path):
-    scenario = Scenario(gpu="L4", costs="roofline", shed_ttft_s=0.1)
+    scenario = Scenario(
+        gpu="L4", costs="roofline", shed_ttft_s=0.1, max_model_len=16_384, max_num_batched_tokens=8192
+    )
     question = asked(["replicas=1,2"], scenario=scenario)
     sweep(question, out=tmp_path / "study")
     with sqlite3.connect(tmp_path / "study" / "study.sqlite") as database:

@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 from pagecast.planner_app.cli import run as pagecast
 from pagecast.planner_app.commands.tune import as_dict
+from pagecast.planner_app.planner.capacity.options import PlanOptions
+from pagecast.planner_app.planner.capacity.planning import plan
 from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.sweep.options import SweepOptions
@@ -90,7 +92,13 @@ def test_a_limit_that_every_setting_reaches_is_not_drawn():
 
 
 def test_more_hbm_never_has_fewer_hits_here_and_the_least_that_is_enough_is_recommended(chat):
-    scenario = Scenario(costs="roofline", gpu="RTX 4090", model="Qwen/Qwen3-0.6B")
+    scenario = Scenario(
+        costs="roofline",
+        gpu="RTX 4090",
+        model="Qwen/Qwen3-0.6B",
+        max_model_len=4096,
+        max_num_batched_tokens=8192,
+    )
     tuned = tuned_by(
         Many(workers=2),
         chat,
@@ -254,7 +262,7 @@ def test_a_fixed_cache_is_refused_for_a_budget(chat):
 
 def test_a_budget_with_which_the_engine_does_not_start_is_not_recommended(chat):
     """On an L4, 95% of the memory leaves too little for what vLLM does not count within it."""
-    scenario = Scenario(gpu="L4", costs="roofline")
+    scenario = Scenario(gpu="L4", costs="roofline", max_model_len=16_384, max_num_batched_tokens=8192)
     tuned = tune(chat, scenario, budget_knob(scenario), TuneOptions(values="0.5,0.7,0.9,0.95", static=True))
     reasons = tuned.table.set_index("gpu_memory_utilization")["reason"]
     assert reasons[0.9] == ""
@@ -270,7 +278,13 @@ def test_a_budget_with_which_the_engine_does_not_start_is_not_recommended(chat):
 
 
 def test_a_fleet_is_asked_for_the_memory_of_each_group(chat):
-    scenario = Scenario(gpu="L4", costs="roofline", gpu_memory_utilization=0.98)
+    scenario = Scenario(
+        gpu="L4",
+        costs="roofline",
+        max_model_len=16_384,
+        max_num_batched_tokens=8192,
+        gpu_memory_utilization=0.98,
+    )
     space = ["max_num_seqs=8,16"]
     larger = FleetSettings.make({"groups": [{"scenario": {"gpu": "H200"}}]})
     table = sweep(SweepQuestion(chat, scenario, SweepOptions(settings=space), fleet=larger)).table
@@ -310,7 +324,7 @@ def test_the_default_can_be_recommended(chat):
     assert tuned.recommended is None and tuned.recommends
 
 
-@pytest.mark.parametrize(("values", "chosen"), [("none,0.8", "0.8"), ("0.2,none", "none")])
+@pytest.mark.parametrize(("values", "chosen"), [("none,0.95", "0.95"), ("0.2,none", "none")])
 def test_the_default_beside_numbers_is_called_none(values, chosen, chat):
     scenario = Scenario(costs="roofline", gpu="L40S")
     tuned = tune(chat, scenario, budget_knob(scenario), TuneOptions(values=values, static=True))
@@ -325,3 +339,19 @@ def test_the_default_beside_numbers_is_called_none(values, chosen, chat):
     page = tune_report(tuned)
     assert "nan" not in page.split("<script")[0].lower().split()
     assert as_dict(tuned)["settings"][-1][tuned.knob] is None
+
+
+def test_a_budget_that_admits_fewer_users_is_not_recommended_and_plan_admits_as_many():
+    """There is nothing to hit, and latencies of the few users who come are the same with less room."""
+    columns = {"arrival_s": [0.5 * row for row in range(60)], "input_tokens": [160] * 60}
+    trace = Trace("even", table({**columns, "output_tokens": [97] * 60}))
+    scenario = Scenario(costs="roofline", gpu="L4", model="Qwen/Qwen3-0.6B", max_num_seqs=64)
+    slo = "queue_p99<100ms"
+    tuned = tune(trace, scenario, budget_knob(scenario), TuneOptions(values="0.12,0.16,0.18,0.9", slo=slo))
+    rows = tuned.table.set_index("gpu_memory_utilization")
+    assert rows["admissible_concurrency"].is_monotonic_increasing
+    assert tuned.recommended == 0.18 and "0.16 would mean 3.1% fewer users admitted" in tuned.reason
+    for value, admitted in rows["admissible_concurrency"].items():
+        at = scenario.changed(gpu_memory_utilization=value)
+        ask = PlanOptions(slo=slo, kinds=("concurrency",), replicates=0, explain=False)
+        assert plan(trace, at, ask).concurrency.value == pytest.approx(admitted, abs=2)
