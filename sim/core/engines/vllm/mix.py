@@ -38,7 +38,7 @@ class VllmMix:
     def _schedule_running(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Gives running requests tokens and blocks in admission order, preempting where blocks run out."""
         running = step.running
-        for request in self._wanting(step, memory):
+        for request in self._serve_unvisited(step, memory):
             if request.state is State.WAITING or request in step.left_out:
                 continue  # preempted earlier in this pass, or left out
             if request in running.chunked:
@@ -52,11 +52,11 @@ class VllmMix:
             step.leave_out([other for other in running.decoders.requests if other.order >= request.order])
             return
 
-    def _wanting(self, step: Step, memory: Memory) -> list[Request]:
-        """The running requests to visit; the others have their tokens without being visited.
+    def _serve_unvisited(self, step: Step, memory: Memory) -> list[Request]:
+        """Allocates for all decoding requests where blocks suffice, and returns the requests still to visit.
 
-        It also gives all decoding requests their blocks, where there are enough. Of the decoding requests
-        those are visited that begin or fill a block: see `Step`.
+        Most decodes are served here, not in the caller's loop: a rule about them belongs before this call.
+        Where blocks do not suffice, those that begin or fill one are visited in turn (see `Step`).
         """
         chunked = step.running.chunked
         if not chunked and step.decode_all():
