@@ -5,7 +5,8 @@ running requests (batch size), tokens per step (token budget), speed (compute). 
 are judged, which may be others than just above the answer. The limit whose doubling lets them hold binds. If
 none does alone, it is the one that helps most. Doubling may be too much of it, and break a term that held
 (a batch twice as large takes longer steps): that is said. How full batch, budget and KV cache were is
-reported with it. Rates are tried by brief loads. Twice of what was never used up is not replayed: nothing would differ.
+reported with it. Rates are tried by brief loads. Twice of what was never used up is not replayed: nothing
+would differ.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def defaults(version: str, deployment: Deployment) -> dict[str, Any]:
         "max_num_seqs": min(seqs, deployment.given("max_num_batched_tokens", tokens)),
         "max_num_batched_tokens": tokens,
         "max_model_len": longest,
-        "enable_prefix_caching": not deployment.states or since(version, "0.26"),
+        "enable_prefix_caching": not deployment.states or since(version, "0.28"),
     }
 
 
