@@ -64,6 +64,7 @@ class NgramDrafter:
         self.lookahead = config.lookahead
         self.reserved = config.reserved
         self.recomputes_block = config.recomputes_block
+        self.most = config.num_speculative_tokens
         self.padding = config.padding
         self._sequences = sequences
         self._max_len = max_len

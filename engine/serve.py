@@ -25,8 +25,8 @@ from pagecast.sim.core.events import Event
 from pagecast.sim.core.identity.content import own_output, own_prompt, token_ids, tokens
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.request import State
-from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
+from pagecast.sim.replay.held_clients import clients_of
 from pagecast.sim.replica.arrivals import NEVER_NS
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.run_journal import RunJournal
@@ -60,7 +60,7 @@ class TraceServer:
         self.trace = with_spans(trace, engine.limits.block_size)
         self._params = SamplingParams(temperature=temperature, ignore_eos=True)
         self._feed = Feed(self.trace, engine.limits.block_size)
-        self._arrivals = Arrivals(self.trace)
+        self._arrivals = clients_of(self.trace)
         self._quoted = _quoted(self.trace)
         self._content = self.trace.integers("output_content")
         self._offset = self.trace.integers("output_offset")

@@ -56,8 +56,16 @@ class _Plain(Console):
         raise BrokenPipeError
 
 
+_PATIENCE_S = 1.0  # before progress is shown
+_WIDE = 400  # columns, more than a table has
 out = _Plain()
 err = _Plain(stderr=True)
+
+
+def table_lines(table: Table) -> list[str]:
+    """The lines of a table without a border, as they are printed, however narrow the terminal is."""
+    lines = out.render_lines(table, out.options.update_width(_WIDE), pad=False)
+    return ["".join(part.text for part in line).rstrip() for line in lines]
 
 
 def print_json(value: Any) -> None:
@@ -77,7 +85,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Any]:
-    """A progress bar on stderr, shown only on a terminal and after a second. Yields `update(done)`."""
+    """A progress bar on stderr, shown on a terminal, after a second. Yields `update(done)`."""
     bar = Progress(
         TextColumn(title),
         BarColumn(),
@@ -89,23 +97,17 @@ def progress(title: str, total: int) -> Iterator[Any]:
     if not err.is_terminal:
         yield lambda done: None
         return
-    import time
+    import threading
 
-    start_s = time.monotonic()
     task = bar.add_task(title, total=total)
-    visible = False
-
-    def update(done: int) -> None:
-        nonlocal visible
-        if not visible and time.monotonic() - start_s > 1:
-            visible = True
-            bar.start()
-        if visible:
-            bar.update(task, completed=done)
-
+    timer = threading.Timer(_PATIENCE_S, bar.start)
+    timer.daemon = True
+    timer.start()
     try:
-        yield update
+        yield lambda done: bar.update(task, completed=done)
     finally:
+        timer.cancel()
+        timer.join()
         bar.stop()
 
 

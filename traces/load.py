@@ -167,7 +167,7 @@ class Load:
         order = _order(distinct, prefixes, seed)
         rng = np.random.default_rng(checked_seed(seed))
         inputs, outputs = (tokens(law, distinct, rng) for law in self._laws())
-        # Requests that prefixes don't divide are not made, as by vLLM's tool, unless prompts are sent again.
+        # As by vLLM's tool, those beyond as many for each prefix are not made, unless prompts are sent again.
         number = order[np.arange(count if distinct < count else len(order)) % len(order)]
         prefix, own = self.prefix_len or 0, inputs[number]
         columns = {
@@ -175,7 +175,7 @@ class Load:
             "input_tokens": prefix + own,
             "output_tokens": outputs[number],
         }
-        trace = Trace(self.name, table(columns))
+        trace = Trace(self.name, table(columns), notes=_fewer(count - len(number), prefixes))
         if prefix or distinct < count:
             group = number // (len(order) // prefixes)
             trace = replace(trace, spans=two_spans(group, np.full(len(own), prefix), prefixes + number, own))
@@ -285,6 +285,11 @@ def _order(count: int, prefixes: int, seed: int) -> Ints:
     order = list(range(count // prefixes * prefixes))
     Random(seed).shuffle(order)
     return np.array(order, dtype=np.int64)
+
+
+def _fewer(count: int, prefixes: int) -> tuple[str, ...]:
+    """A note on prompts that are not made."""
+    return (f"{prefixes} prefixes have equally many prompts: {count} fewer are made",) if count else ()
 
 
 def _most_tokens(text: str, outputs: Ints, seed: int) -> Ints:

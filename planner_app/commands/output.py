@@ -25,3 +25,9 @@ class Report(Options):
 
 class Reported(Output, Report):
     """How a command prints an answer that may be drawn as well."""
+
+
+class Explained(Reported):
+    """The same of an answer whose evidence is printed only where it is asked for."""
+
+    explain: bool = Field(default=False, description="print all figures, reasons and notes")

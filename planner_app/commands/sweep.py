@@ -26,8 +26,10 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from pagecast.planner_app.planner.sweep.study import SweepResult
+    from pagecast.sim.scenario import Scenario
 
 _MOST_ROWS = 20
+CHEAPEST = "cheapest.yaml"  # the scenario of the cheapest replica, in a study's folder
 _VERY_WIDE = 10_000  # columns of a terminal, more than any table has
 
 
@@ -74,6 +76,8 @@ def sweep_command(
     question = SweepQuestion(work, scenario, ask, fleet.settings() if fleet.any else None)
     with executor(many) as run, console.progress("trials", question.count) as update:
         result = sweep(question, run, out=output.out, progress=update)
+    if output.out is not None and (best := scenario_of_cheapest(result)) is not None:
+        best.save(output.out / CHEAPEST)
     if output.report is not None:
         from pagecast.planner_app.reports.sweep_report import sweep_report
 
@@ -145,9 +149,18 @@ def cheapest_as(result: SweepResult, form: str) -> str | None:
     return emit(form, at(question.scenario, point), settings)
 
 
+def scenario_of_cheapest(result: SweepResult) -> Scenario | None:
+    """The scenario of the cheapest replica that meets the SLO; None where there is none, and for fleets."""
+    from pagecast.planner_app.planner.sweep.trial import at
+
+    if result.cheapest is None or result.question.fleet is not None:
+        return None
+    return at(result.question.scenario, {name: result.cheapest[name] for name in result.knobs})
+
+
 def show(result: SweepResult, out: Path | None) -> None:
     """Prints the cheapest, the front, the knobs' effects, and how many trials there were."""
-    from pagecast.planner_app.planner.sweep.study_view import answer, effects, front, subject
+    from pagecast.planner_app.planner.sweep.study_view import all_trials, answer, effects, front, subject
     from pagecast.planner_app.planner.sweep.trial_costs import notes, used, what_each_is
 
     question, costs = result.question, used(result)
@@ -161,6 +174,10 @@ def show(result: SweepResult, out: Path | None) -> None:
     if defaults := engine_defaults(question.scenario):
         console.out.print(defaults, soft_wrap=True)
     console.out.print(answer(result), soft_wrap=True)
+    if len(result.table) <= _MOST_ROWS:
+        console.out.print()
+        for line in console.table_lines(_table(*all_trials(result))):
+            console.out.print(line, soft_wrap=True)
     header, rows = front(result)
     title = f"Pareto-optimal {subject(result)}s" + (
         ", of those that meet the SLO" if question.slo and result.table["meets"].any() else ""
@@ -178,6 +195,8 @@ def show(result: SweepResult, out: Path | None) -> None:
     before = len(result.table) - result.replayed
     in_folder = f"; {before:,} were in the folder already" if before else ""
     where = f"; the study is in {out}" if out else ""
+    if out is not None and scenario_of_cheapest(result) is not None:
+        where += f", the scenario of the cheapest in {out / CHEAPEST}"
     replayed = console.counted(result.replayed, "trial")
     console.out.print(f"{replayed} replayed{in_folder}{where}", soft_wrap=True)
 

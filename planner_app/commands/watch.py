@@ -55,7 +55,10 @@ class WatchOptions(Options):
 @with_options
 def watch_command(
     url: Annotated[
-        str, typer.Argument(help="address of a server, as http://localhost:8000, or of its /metrics")
+        str,
+        typer.Argument(
+            help="address of a server, as http://localhost:8000, or of its metrics, as .../prometheus/metrics"
+        ),
     ],
     arguments: ScenarioOnly,
     ask: WatchOptions,
@@ -121,6 +124,11 @@ def _look(place: str) -> Scrape:
     except (URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise BadInput(f"{place}: the server does not answer ({reason})") from None
+    if text.lstrip().startswith(("{", "[", "<")):
+        raise BadInput(
+            f"{place}: answers with something else than Prometheus metrics; TensorRT-LLM has them at "
+            "/prometheus/metrics, SGLang with --enable-metrics"
+        )
     look = parse_metrics(text, place)
     # `pagecast serve --simulate --time-scale` has a clock of its own.
     return replace(look, time_s=time.monotonic() * (look.mean("pagecast:time_scale") or 1.0))

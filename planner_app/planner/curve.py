@@ -93,7 +93,7 @@ class Curve:
         """What was served, and where."""
         scenario, gpus = self.result.scenario, self.points[-1].gpus
         return (
-            f"{self.result.trace}: on {scenario.model}, {gpus} x {scenario.gpu}, profile {scenario.profile}, "
+            f"{self.result.trace}: on {scenario.model}, {gpus} x {scenario.gpu}, {scenario.profile.label}, "
             f"costs {self.result.summary['costs']}; "
             "generated tokens/s, of each GPU, and that a user sees (1 / TPOT p50)"
         )

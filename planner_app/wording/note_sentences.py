@@ -10,6 +10,7 @@ from pagecast.sim.costs.calibration.file import RECORDING, SEGMENT
 from pagecast.sim.note import Note
 from pagecast.sim.replay.resample import GENERATOR, SESSIONS
 
+_ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 _NOT_AHEAD = (
     "No run with asynchronous scheduling was fitted, or too short a run: forecasts with asynchronous "
     "scheduling are too slow. Add such a run to the calibration (another --from-run), or turn "
@@ -70,17 +71,27 @@ def _no_calibration(f: Mapping[str, Any]) -> list[str]:
 
 
 def _measured(f: Mapping[str, Any]) -> str:
-    if f["windowed"]:
+    if f["windowed"] and f["known"] is None:
         return " ".join((_windowed(f), *_no_calibration(f)))
     text = (
-        f"On runs of vLLM that fitted nothing, below saturation, the error was up to {f['tpot_percent']}% in "
-        f"mean TPOT, {f['e2e_percent']}% in mean E2E and {f['ttft_percent']}% in mean TTFT. Near saturation, "
-        "over PCIe, with synchronous scheduling on a slower host, and with TensorRT-LLM or SGLang it is more "
-        "(docs/measured-operations.md). Step costs composed of operations that NVIDIA measured with "
+        f"{_judged(f)} Near saturation, over PCIe, and with synchronous scheduling on a slower host it is "
+        "more (docs/measured-operations.md). Step costs composed of operations that NVIDIA measured with "
         f"{f['engine']} {f['engine_version']} on "
         f"{f['gpu']}; the model itself was not recorded."
     )
     return " ".join((text, *_no_calibration(f)))
+
+
+def _judged(f: Mapping[str, Any]) -> str:
+    """The errors of runs like the one forecast."""
+    like = ", ".join((_ENGINES[f["like"][0]], *f["like"][1:]))
+    if f["known"] is None:
+        return f"Too few public runs are like it ({like}): its error is not known (docs/accuracy.md)."
+    runs, tpot, ttft = f["known"]
+    return (
+        f"Of {runs} public runs like it ({like}) that fitted nothing, nine in ten were within {tpot}% in "
+        f"mean TPOT and {ttft}% in mean TTFT (docs/accuracy.md)."
+    )
 
 
 def _windowed(f: Mapping[str, Any]) -> str:

@@ -40,9 +40,10 @@ class DraftingRules:
     `slots_per_request`: the tokens that drafting takes of the budget (`Drafter.reserved`) are taken for each
     request of a step; else for `max_num_seqs` requests in every step. `pads_joining`: a request that joins
     decoding requests with one token to compute gets a full row, with drafts that are never right.
-    `pads_cached`: so does one that joins nobody and has a cached prefix; and no row that would exceed
-    `max_model_len` is padded, where else the request waits. `publishes_output`: blocks are published when the
-    step that fills them is committed; else without asynchronous scheduling by the request's next step.
+    `pads_cached`: so does a request with a cached prefix that joins no decodes; and a row that would exceed
+    `max_model_len` is computed without padding, where else the request waits. `publishes_output`: blocks
+    are published when the step that fills them is committed; else without asynchronous scheduling by the
+    request's next step.
     `lookahead_keys`: a block's key covers the token after it, so that no hit leaves out its last block.
     `room_for_lookahead`: the budget must be larger than `Drafter.lookahead`. `trims_computed`: drafts
     that are accepted beyond a request's end don't count as computed.

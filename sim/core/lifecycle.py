@@ -364,11 +364,11 @@ class Lifecycle:
         return sum([plan.yields_token(request) for plan in self.running.in_flight])
 
     def _publish_turns(self, request: Request, computed: int, *, had_turn: bool) -> None:
-        """Publishes what the turns of a decoding request have published by now, of `computed` tokens.
+        """Publishes the blocks that the engine, which publishes step by step, has published by now.
 
-        With a decode in flight that is one token less: the token was not known when its step was planned, and
-        the next turn, which would publish its block, does not come. A request served in this step has had
-        that turn.
+        `computed`: tokens of the decoding request that are computed or planned. With a decode in flight that
+        is one token less: the token was not known when its step was planned, and the next turn, which would
+        publish its block, does not come. A request served in this step has had that turn.
         """
         late = not had_turn and self.limits.pipeline_depth > 0 and self._flies(request)
         self.memory.publish(request, computed - late)
@@ -525,7 +525,8 @@ class Lifecycle:
         if request.state is not State.LOADING and self.memory.holds(request):
             if not keeps_planned:
                 committed = running.committed(request)
-                self.memory.publish(request, min(committed, running.findable(request)))
+                findable = committed if running.output_at_end else running.findable(request)
+                self.memory.publish(request, min(committed, findable))
                 self.memory.withdraw(request, committed)
             elif self.drafter is None and request.state is not State.PREFILL:
                 self._publish_turns(request, computed, had_turn=False)

@@ -12,7 +12,7 @@ Where each part is in the fast core:
 ==================================  ==================================================================
 here                                there
 ==================================  ==================================================================
-`Req`                               `request.py`; while it decodes, its position is in `stretch/`
+`Req`                               `request.py`; a decode's position: `Running.planned`, `decoders.py`
 `Req.table`, `refs`, `free`         the memory of the replica, behind `memory/memory.py`
 `block_key`, `index`                `identity/` makes keys, `memory/index.py` finds blocks by them
 `take`, `unpublish`                 `memory/pool.py`: allocation evicts the next free block
@@ -34,8 +34,8 @@ The fast core differs in form only:
 - **Runs instead of blocks.** Blocks that were taken together and hold the tokens of one request are one
   object, so a prompt of 10,000 tokens costs a few operations instead of 625.
 - **Stretches instead of steps.** While nothing has to be decided, many decode steps are planned as one
-  (`stretch/`). Requests that decode are then not visited at all: their position follows from the step's
-  number.
+  (`stretch/`), and no request is visited. Ordinary steps visit only the decodes that begin or fill a block:
+  the position of the others follows from the step's number.
 - **Keys instead of tokens.** A block is named by a hash of its scope, its content and its predecessor's name.
 """
 
@@ -260,7 +260,7 @@ class Reference:
                     scheduled.remove(given[0])
                     budget += given[0].tokens
                     victim.computed -= given[0].tokens
-                    at -= 1  # what it has published in this step stays findable
+                    at -= 1  # the list is shorter before `at`; what the victim has published stays findable
                 self.preempt(victim)
                 if victim is req:
                     stop = True

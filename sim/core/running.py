@@ -26,8 +26,8 @@ class Running:
     requests are listed under the number of the step that computes it).
 
     `tick` is the clock of the decoding requests (see `Decoders`): it stands still in steps that are not
-    for them, as `nano-vllm`'s steps of prompts. `commit_lag` (0, 1 or 2) is the number of steps between
-    the plan that computes a generated token and the plan that may publish it: one at pipeline depth 1,
+    for them, as `nano-vllm`'s steps of prompts. `commit_lag` (0 to 2, or `NEVER_PUBLISHED`) is the number of
+    steps between the plan that computes a generated token and the plan that may publish it: one at depth 1,
     since the token is not known when its step is planned, and one more where blocks are published by the
     commit (`at_commit`). `output_at_end`: what is generated is published when the request ends or is
     preempted, and not before. `keeps_planned`: what a plan in flight computes of a cancelled request stays

@@ -2,7 +2,9 @@
 
     plan = scheduler.plan(now)                # decide one step
     outcome = backend.execute(plan)           # simulate it, or run it on a GPU
-    scheduler.commit(plan, outcome, now)      # publish, finish
+    scheduler.commit(plan, outcome, now)      # note tokens, finish requests
+
+Blocks are allocated by `plan`, and under most rules published by it too.
 
 A simulation skips over steps in which nothing is decided, as far as it knows that nobody interferes:
 

@@ -140,16 +140,17 @@ class Step:
         return 0 if drafter is None else 1 + drafter.most + drafter.lookahead
 
     def read_from(self, request: Request, computed: int) -> int:
-        """After how many tokens the oldest step begins that counts as one that reads a request's blocks.
+        """The first position that a step in flight may still compute: blocks out of its window are free.
 
         `computed`: tokens that plans so far compute.
         """
         return computed if self.limits.held_batches == 1 else self.running.processed(request, computed)
 
     def joining_tokens(self, computed: int, tokens: int, budget: int) -> int:
-        """Tokens that a request computes which joins with `tokens` to compute after `computed` others.
+        """Tokens to schedule for a request that joins with `tokens` to compute after `computed` cached ones.
 
-        At least one is left of the budget. 0: it waits, as its full row does not fit (see `DraftingRules`).
+        At least one is left of the budget. 0: its padded row exceeds the budget, so it waits (see
+        `DraftingRules`).
         """
         if (
             not self._pads
@@ -204,7 +205,7 @@ class Step:
         return self.running.decoders.filling(self.running.tick)
 
     def decode_all(self) -> bool:
-        """Takes blocks for all decoding requests that begin one in this step, and publishes full ones.
+        """Allocates for all decoding requests that begin a block in this step, and publishes full blocks.
 
         Who computes a token is settled by `end_decodes`: all that were not left out.
 
@@ -366,7 +367,10 @@ class Step:
     # ---- the plan
 
     def seal(self) -> StepPlan | None:
-        """Makes the plan of what the rules decided; None where nobody computes anything."""
+        """Makes the plan of what the rules decided; None if there is nothing to compute or to transfer.
+
+        A plan whose `computes` is False only moves blocks: it is executed, and not committed.
+        """
         decodes = self._decodes
         n = len(decodes)
         chunks = self.chunks

@@ -22,7 +22,7 @@ _STATISTICS: dict[str, Callable[[np.ndarray], float]] = {
     "p50": lambda values: float(np.quantile(values, 0.5)),
     "p99": lambda values: float(np.quantile(values, 0.99)),
 }
-EXPLAINING = 48  # replays that explanations take, at most
+EXPLAINING = 62  # replays that explanations take, at most
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ class JournalWriter:
         self._file.flush()
         self._size += len(text)
         if self._size >= self._segment_bytes:
-            closed = Path(self._file.name)
+            closed = self._path
             self._file.close()
             self._file = self._open_next()
             thread = threading.Thread(target=_zip, args=(closed,))
@@ -139,7 +139,8 @@ class JournalWriter:
     def _open_next(self) -> TextIO:
         self._segment += 1
         self._size = 0
-        return _private(self.folder / f"journal-{self._segment:06}.jsonl", "a")
+        self._path = self.folder / f"journal-{self._segment:06}.jsonl"
+        return _private(self._path, "a")
 
 
 def _private(path: Path, mode: str) -> TextIO:

@@ -38,6 +38,7 @@ def test_requests_are_those_of_vllms_load_tool_at_the_same_seed(record: dict[str
     assert trace.integers("input_tokens").tolist() == record["inputs"]
     assert trace.integers("output_tokens").tolist() == record["outputs"]
     assert prefixes(trace) == record["first_of_prefix"]
+    assert bool(trace.notes) == (len(trace) < record["case"]["num_prompts"])
     if "num_prefixes" not in record["case"]:  # that data set draws its words from the generator of times
         np.testing.assert_allclose(trace.seconds("arrival_s"), record["times"], atol=2e-9)
 

@@ -19,7 +19,7 @@ from pagecast.sim.core.events import Event, EventKind, run_length
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.replay.clients import Arrivals
+from pagecast.sim.replay.held_clients import clients_of
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.served import alone
 from pagecast.sim.replica.observer import Observer
@@ -197,7 +197,7 @@ def record(
             "no map of blocks; choose another engine"
         )
     collector, recorder = Collector(scheduler, int), Recorder(keep_steps=True)
-    served = alone(trace, spec, Arrivals(trace), recorder, scheduler)
+    served = alone(trace, spec, clients_of(trace), recorder, scheduler)
     served.replica.observe(collector)
     if progress is not None:
         served.replica.observe(_Progress(len(trace), progress))

@@ -90,8 +90,8 @@ def tuned_for(own: Session, view: PageView, trace: Trace, knob: str, simulate: b
 def tune_job(
     trace: Trace, scenario: Scenario, knob: str, slo: str, simulate: bool, *, progress: Any
 ) -> TuneResult:
-    """Tunes one knob; `simulate`: with a search for the concurrency that each setting admits."""
+    """Tunes one knob; `simulate`: with a search for the concurrency that each setting admits, as for HBM."""
     values = "" if knob == "block_size" else ",".join(map(str, budgets(scenario, 2 * _BUDGETS)))
-    ask = TuneOptions(values=values, slo=slo, static=not simulate)
+    ask = TuneOptions(values=values, slo=slo, static=not simulate and knob == "block_size")
     total = len(jobs_of(scenario, knob, ask))
     return tune(trace, scenario, knob, ask, progress=lambda done: progress((done, total, "settings tried")))

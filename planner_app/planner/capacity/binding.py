@@ -5,7 +5,8 @@ running requests (batch size), tokens per step (token budget), speed (compute). 
 are judged, which may be others than just above the answer. The limit whose doubling lets them hold binds. If
 none does alone, it is the one that helps most. Doubling may be too much of it, and break a term that held
 (a batch twice as large takes longer steps): that is said. How full batch, budget and KV cache were is
-reported with it. Loads are brief. Twice of what was never used up is not replayed: nothing would differ.
+reported with it. Rates are tried by brief loads. Twice of what was never used up is not replayed: nothing
+would differ.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pagecast.sim.scenario import Scenario
 BEYOND = 1.25  # times the answer: the load that is replayed
 LIMITS = (KV_BLOCKS, "batch size", "token budget", "compute")
 NOTHING = "nothing"
-_TWICE = {
+TWICE = {
     KV_BLOCKS: "twice the KV blocks",
     "batch size": "twice max_num_seqs",
     "token budget": "twice max_num_batched_tokens",
@@ -86,14 +87,14 @@ class Binding:
             text += f", and {self.without.unserved:.1%} of the requests are not served"
         enough, short = (_list([h for h in others if h.holds is holds]) for holds in (True, False))
         if cure.holds:
-            text += f"; {_TWICE[cure.limit]} would be enough ({_times(cure)})"
+            text += f"; {TWICE[cure.limit]} would be enough ({_times(cure)})"
             text += f", and so would {enough}" if enough else ""
             text += f", but not {short}" if short else ""
             return text + _overdone(cure)
         nearest = min(self.helped, key=_severity)
         if cure is not nearest:
             return f"{text}; more room alone does not help: {_list(list(self.helped))}"
-        return f"{text}; {_TWICE[cure.limit]} would help most ({_times(cure)}), not {short}{_overdone(cure)}"
+        return f"{text}; {TWICE[cure.limit]} would help most ({_times(cure)}), not {short}{_overdone(cure)}"
 
     @property
     def sentence(self) -> str:
@@ -141,7 +142,7 @@ class Pressure:
 def press(question: CapacityQuestion, load: Load, limit: str = "") -> Pressure:
     """Replays the load with twice of `limit`."""
     pressed = _with_twice(question, limit)
-    replay = pressed.serve(load, brief=True, whole=True)
+    replay = pressed.serve(load, brief=load.kind == "rate", whole=True)
     # A term of long loads (`backlog_growth`) does not occur here: `kept_up` stands for it in a short load.
     terms = pressed.judge(load, replay).terms
     if limit:
@@ -276,7 +277,7 @@ def _overdone(cure: LimitTest) -> str:
     """What a cure breaks that held without it."""
     if not cure.breaks:
         return ""
-    return f"; with {_TWICE[cure.limit]} {_far(cure.breaks, cure.breaks_excess)}"
+    return f"; with {TWICE[cure.limit]} {_far(cure.breaks, cure.breaks_excess)}"
 
 
 def _far(term: str, excess: float) -> str:
@@ -297,5 +298,5 @@ def _multiple(excess: float) -> str:
 
 
 def _list(pressed: Sequence[LimitTest]) -> str:
-    parts = [f"{_TWICE[each.limit]} ({_times(each)})" for each in pressed]
+    parts = [f"{TWICE[each.limit]} ({_times(each)})" for each in pressed]
     return " or ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

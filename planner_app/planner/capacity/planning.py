@@ -51,6 +51,7 @@ from pagecast.planner_app.planner.slo import Slo, TermVerdict
 from pagecast.planner_app.wording.note_sentences import sentence, sentences
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.draw import half_width_percent
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.replay.notes import idle_note, memory_notes
 from pagecast.sim.replay.resample import resample
@@ -61,6 +62,7 @@ from pagecast.traces.schema import Trace, nominal_arrival_s
 
 _NEAR = 2  # steps of 1%: resolution of the highest rate
 SEARCH = 4  # replays of a search, about
+GOOD_REPLICATES = 20  # of which intervals are good enough to decide by
 Progress = Callable[[int], None]  # called with the number of searches and explanations done
 
 
@@ -123,7 +125,8 @@ class CapacityPlan:
 
     `requests_per_s` is the trace's own rate; None where it has none. `replicas` is None where no highest rate
     was asked for, or none was found. `cost` is None without a price. `rejected` counts the requests that are
-    rejected at any load.
+    rejected at any load. `step_times_percent`: half the width of the 90% interval of step times. `complete`
+    is False where it was interrupted when the answers were known, but not their intervals and limits.
     """
 
     trace: str
@@ -139,6 +142,8 @@ class CapacityPlan:
     notes: tuple[str, ...]
     wall_s: float
     cost: PlanCost | None = None
+    step_times_percent: float = 0.0
+    complete: bool = True
 
     @property
     def concurrency(self) -> Answer | None:
@@ -179,6 +184,7 @@ class CapacityPlan:
             "rejected": {"requests": self.rejected, "of": self.requests},
             "replays": self.replays,
             "wall_s": self.wall_s,
+            "step_times_percent": self.step_times_percent,
             "notes": list(self.notes),
         }
 
@@ -195,8 +201,9 @@ def plan(
     """Plans as the options say. The stages are those of the module's description.
 
     `run`: where replays run, by default in this process; the answer does not depend on it. `progress` may
-    raise to stop; `steps` gives its total. `draws`: what a replicate has anew, by default the scenario's
-    costs and, unless `ask.fixed_workload`, a workload like the trace's.
+    raise to stop; `steps` gives its total. An interrupt after the answers are known leaves out the rest.
+    `draws`: what a replicate has anew, by default the scenario's costs and, unless `ask.fixed_workload`, a
+    workload like the trace's.
 
     Errors: BadInput for a trace, scenario or option that can't be used, or where nothing can be served.
     """
@@ -212,12 +219,18 @@ def plan(
     fits = envelope(work, scenario, level, costs=draws.costs)
     tell = _Progress(progress)
     points = _points(question, kinds, fits, tell)
-    evidence = _evidence(question, points, run, tell)
+    complete, evidence = True, {kind: _Evidence() for kind in points}
+    try:
+        evidence |= _evidence(question, points, run, tell)
+    except KeyboardInterrupt:
+        complete = False
+        run.abandon()
     answers = {kind: _answer(question, kind, points[kind], evidence[kind]) for kind in kinds}
     tell.to(steps(len(kinds), ask.replicates))
     cost_model = question.costs_of(None)
     replicas_needed = _replicas(answers.get("rate"), ask.replicas_for or rate, scenario)
     texts = (
+        *([] if complete else ["interrupted: intervals and limits are left out"]),
         *notes,
         *_notes(trace, question, answers),
         *([replicas_needed.warning] if replicas_needed and replicas_needed.warning else []),
@@ -239,6 +252,8 @@ def plan(
         texts,
         time.perf_counter() - started,
         _cost(usd_per_gpu_hour, scenario, replicas_needed, answers),
+        half_width_percent(cost_model),
+        complete,
     )
 
 
@@ -328,13 +343,23 @@ def _users_ask(question: CapacityQuestion, kind: LoadKind, fits: Envelope) -> As
 def _rate_ask(question: CapacityQuestion, points: dict[LoadKind, LoadSearch], fits: Envelope) -> Ask:
     """A rate begins where the most users without think time were served; at the least where none were."""
     users = points.get("concurrency")
-    if users is not None:
-        trial = users.at
+    if users is not None and users.at is None:
+        start = -MOST_STEPS
     else:
-        load = Load("concurrency", min(max(fits.concurrency, 1), question.most_users))
-        trial = question.judge(load, question.serve(load, brief=True, whole=True))
-    start = -MOST_STEPS if trial is None else step_of(trial.requests_per_s / question.rate)
+        most = None if users is None or users.at is None else users.at
+        rate = most.requests_per_s if most is not None else 0.0
+        if not rate:
+            rate = _served_per_s(question, most.amount if most is not None else fits.concurrency)
+        start = step_of(rate / question.rate)
     return Ask("rate", start=start, resolution=_NEAR, lasts=True)
+
+
+def _served_per_s(question: CapacityQuestion, users: float) -> float:
+    """Requests per second of a brief load of so many users, from its begin to its end."""
+    load = Load("concurrency", min(max(users, 1), question.most_users))
+    requests = question.serve(load, brief=True, whole=True).result.requests
+    span_s = float(requests["finished_s"].max() - requests["arrival_s"].min())
+    return float((requests["state"] == "completed").sum()) / span_s if span_s > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,11 +422,11 @@ def _evidence(
             values = _times_as_many(points["concurrency"], users, "requests_per_s")
         else:
             values = _times_as_many(forecasts[kind], searches, "amount")
-        most = points[kind].at
-        assert most is not None
+        answer = points[kind].at
+        assert answer is not None
         evidence[kind] = _Evidence(
             bind,
-            tuple(times * most.amount for times in values),
+            tuple(times * answer.amount for times in values),
             sum(search.answer.tried for search in searches) + len(presses),
         )
     return evidence
@@ -508,9 +533,16 @@ def _notes(trace: Trace, question: CapacityQuestion, answers: dict[LoadKind, Ans
         sources += " and the workload" if draws.workload is not None else ""
         texts.append(
             f"90% intervals from {replicates} searches with {sources} drawn again. Their width may be off "
-            f"by a factor of {width_error(replicates):.2g}; --replicates 20 makes better ones"
+            f"by a factor of {width_error(replicates):.2g}; {_narrower(replicates)}"
         )
     return texts
+
+
+def _narrower(replicates: int) -> str:
+    """What makes intervals better, or narrower."""
+    if replicates < GOOD_REPLICATES:
+        return f"--replicates {GOOD_REPLICATES} makes better ones"
+    return "a calibration on your GPU and a longer trace make them narrower"
 
 
 def _most_together(trace: Trace) -> int:

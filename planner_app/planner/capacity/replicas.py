@@ -79,7 +79,8 @@ class Replicas:
         if self.high > self.count:
             return (
                 f"{at_low}, {self.requests_per_s:.3g} requests/s take {counted(self.high, 'replica')}, "
-                f"not {self.count:,}: plan for {self.high:,}, or make the interval narrower (--replicates 20)"
+                f"not {self.count:,}: plan for {self.high:,}, or make the interval narrower (a calibration, "
+                "a longer trace)"
             )
         if self.spare_at_low < _TIGHT:
             return (

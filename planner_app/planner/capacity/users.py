@@ -197,7 +197,7 @@ def _serve_users(
             watch = UsersWatch(len(work), server.tallies(), chains, users)
             clients = _watched_users(users, think_s, seed, watch)
         result = server.replay(work, clients, watch)
-        if watch is not None and watch.stopped:
+        if watch is not None and watch.cut:
             start, end = watch.settled_s
             lost_at = float(result.requests["finished_s"].max())
             return replace(_measured(result, start, min(end, lost_at)), lost=watch.lost)

@@ -38,12 +38,12 @@ class Enough(Exception):
 
 
 class Watch(Observer):
-    """Watch over the requests that count. `lost`: a term was. `stopped`: the replay was, for any reason."""
+    """Watch over the requests that count. `lost`: a term was. `cut`: the replay was, for any reason."""
 
     def __init__(self, rows: int, tallies: Sequence[Tally]) -> None:
         self.arrivals: Arrivals | None = None
         self.lost = False
-        self.stopped = False
+        self.cut = False
         self.measured = 0  # requests that came in the settled time
         self._open: set[int] = set()  # those of them that have not ended
         self._to_come = rows
@@ -67,7 +67,7 @@ class Watch(Observer):
             most = self.measured + (0 if self._closed(now) else self._to_come)
             self.lost = any(tally.lost(most) for tally in self._tallies)
         if self.lost or (not self._open and self.measured and self._closed(now)):
-            self.stopped = True
+            self.cut = True
             raise Enough
 
     def _counts(self, row: int, arrival_ns: int) -> bool:

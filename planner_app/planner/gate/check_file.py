@@ -16,7 +16,7 @@ check:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,7 +85,7 @@ class CheckFile:
     scenario: Scenario
     check: Check
     slo: Slo | None
-    load: Load
+    load: Load = field(default_factory=Load)
 
     def trace_name(self) -> str | None:
         """The trace as `read` takes it: a sample's name, a file beside the scenario, or as it is written."""

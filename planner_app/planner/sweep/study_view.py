@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any
 
 import pandas as pd
+from pagecast.planner_app.planner.slo import Goodput, Latency, TermVerdict, excess
 from pagecast.planner_app.planner.sweep.space import shown
 from pagecast.planner_app.planner.sweep.study import SweepResult, record
 from pagecast.planner_app.planner.sweep.trial import COUNTS
@@ -160,6 +162,51 @@ def front(result: SweepResult) -> tuple[list[str], list[list[str]]]:
         more = f"{len(group) - 1:,} more" if len(group) > 1 else ""
         body.append([str(first["number"]), *(text(name, first[name]) for name in names), more])
     return header, body
+
+
+def all_trials(result: SweepResult) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of all trials: those that meet the SLO by their cost, then those that miss it by how
+    far, then those that can't run, each with the reason.
+    """
+    table, terms = result.table, _terms(result)
+    if "margin" not in table or "ttft_p99_s" not in table:  # none can run
+        table = table.assign(margin=None, ttft_p99_s=None, tpot_p95_s=None)
+    keys = table.assign(
+        _runs=table["reason"] != "",
+        _misses=~table["meets"].astype(bool),
+        _far=-pd.to_numeric(table["margin"]).fillna(0.0),
+    )
+    order = keys.sort_values(["_runs", "_misses", result.cost, "_far", "number"], kind="stable")
+    names = [*result.knobs, result.cost, *(terms or ("ttft_p99_s", "tpot_p95_s"))]
+    names = [name for name in names if name in table]
+    body = []
+    for index in order.index:
+        row = record(table.loc[[index]])
+        body.append([str(row["number"]), *(text(name, row[name]) for name in names), _verdict(result, row)])
+    return ["trial", *map(title, names), ""], body
+
+
+def _verdict(result: SweepResult, row: Mapping[str, Any]) -> str:
+    """Whether a trial meets the SLO, and if not, what it misses and by how much."""
+    if row["reason"]:
+        return str(row["reason"]).partition(";")[0].partition(":")[0]
+    if row["meets"]:
+        return "cheapest" if result.cheapest and result.cheapest["number"] == row["number"] else ""
+    if row["rejected"]:
+        return f"rejects {row['rejected']:,} requests"
+    beyond = []
+    for term in result.question.level.terms:
+        value = row.get(term.text)
+        if value is None or value != value:
+            continue
+        far = excess(TermVerdict(term.text, value, _bound(term), False))
+        if far >= 1:
+            beyond.append(f"{_measure(term.text)} by {far - 1:.0%}" if far < inf else _measure(term.text))
+    return f"misses {', '.join(beyond)}" if beyond else f"{row['unserved']:,} requests not served"
+
+
+def _bound(term: Latency | Goodput) -> float:
+    return term.bound_s if isinstance(term, Latency) else term.bound
 
 
 def effects(result: SweepResult) -> tuple[list[str], list[list[str]]]:

@@ -28,6 +28,7 @@ BLOCK_SIZES = (8, 16, 32, 64, 128)
 BUDGETS = tuple(percent / 100 for percent in (*range(15, 95, 10), 90, 95))
 _SLOWER = 1.05  # times the shortest mean TTFT, that counts as short
 _FINE = 64  # parts of the users admitted, to which a search is made
+_MORE = 32  # parts of the users admitted, that another value must admit beyond them to be better
 _MOST_REQUESTS = 1000
 
 
@@ -167,7 +168,7 @@ def _by_budget(run: _Runs, own: float, values: Sequence[float]) -> Choice:
     users = run.users(own, _start(run))
     largest = values[-1]
     most = users if largest == own else max(run.users(largest, users or 1), users)
-    near = most - max(most // _FINE, 1)
+    near = most - max(most // _MORE, 1)
     if not most:
         own_standing = run.standing(own, 0, 0)
         return Choice(run.knob, own_standing, own_standing, 0, tuple(values))
@@ -202,7 +203,7 @@ def _by_size(run: _Runs, own: float, values: Sequence[float]) -> Choice:
         return Choice(run.knob, standing, standing, 0, tuple(values))
     run.at(own, users)
     standing = run.standing(own, users, users)
-    best, more = standing, users + max(users // _FINE, 1)
+    best, more = standing, users + max(users // _MORE, 1)
     for value in values:
         if value == own or not run.at(value, users)[0]:
             continue

@@ -6,8 +6,8 @@
 Larger blocks have shorter tables and fewer lookups; smaller ones find more prefixes and waste less in a
 sequence's last block. More HBM for KV holds more prefixes and more requests; less leaves room for others.
 The recommendation is the furthest setting in the thrifty direction (larger blocks, less HBM) that costs
-nothing worth mention: see `CRITERIA`. Times and hits are of the requests that were served, and so are
-compared only among settings that lose the fewest requests (`LOST`).
+nothing worth mention: of the load that it admits, of hits, and of latency (`CRITERIA`). Times and hits are of
+the requests that were served, and so are compared only among settings that lose the fewest requests (`LOST`).
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ HITS = Criterion("reused_prefix_tokens", "hit tokens", True, 0.01)
 TTFT = Criterion("ttft_mean_s", "mean TTFT", False, 0.05)
 E2E = Criterion("e2e_mean_s", "mean E2E", False, 0.02)  # not TPOT: that is short where many wait and few run
 ROOM = Criterion("static_concurrency", "room for requests at once", True, 0.01)
+ADMITS = Criterion("admissible_concurrency", "users admitted", True, 0.03)  # twice what a search leaves open
 LOST = ("rejected", "unserved")  # counts of which a recommended setting has no more than the best has
-CRITERIA = {"block_size": (HITS, ROOM, TTFT, E2E), "hbm": (HITS, TTFT, E2E)}
+CRITERIA = (ADMITS, HITS, ROOM, TTFT, E2E)
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def budget_knob(scenario: Scenario) -> str:
 
 
 def jobs_of(scenario: Scenario, knob: str, ask: TuneOptions) -> list[Setting]:
-    """A replay of each value, and unless `static` a search of what it admits. Errors: BadInput.
+    """A replay of each value, and unless `static` a search of what each admits. Errors: BadInput.
 
     Values ascend, in whatever order they were written; the default (`none`) comes last.
     """
@@ -113,7 +114,7 @@ def jobs_of(scenario: Scenario, knob: str, ask: TuneOptions) -> list[Setting]:
         raise BadInput(f"--values {values}: a range needs a step, FROM:TO:STEP")
     ascending = sorted(space_knob.values, key=lambda value: float("inf" if value is None else value))
     jobs = [Setting(value) for value in ascending]
-    return jobs + [Setting(value, concurrency=True) for value in ascending if not ask.static]
+    return jobs if ask.static else [*jobs, Setting(values=tuple(ascending))]
 
 
 def tune(
@@ -127,13 +128,13 @@ def tune(
 ) -> TuneResult:
     """Serves the trace at each value of `block_size`, or of `budget_knob`'s, and recommends one.
 
-    `run`: where replays run, by default in this process. `progress` is called with the number of jobs done,
-    one or two per setting. Errors: BadInput.
+    `run`: where replays run, by default in this process. `progress` is called with the number of jobs done.
+    Errors: BadInput.
     """
     ask = ask or TuneOptions()
     level = Slo.optional(ask.slo)
     jobs = jobs_of(scenario, knob, ask)
-    results: dict[int, dict[str, Any]] = {}
+    results: dict[int, list[dict[str, Any]]] = {}
     answers = (run or Serial()).stream(Tuning(trace, scenario, knob, level).run, jobs)
     for index, figures in answers:
         results[index] = figures
@@ -142,7 +143,7 @@ def tune(
         if stop is not None and stop():
             break
     answers.close()
-    table = _table(knob, [job.value for job in jobs if not job.concurrency], results)
+    table = _table(knob, jobs, results)
     recommended, reason = recommend(table, knob)
     costs = scenario.step_costs()
     return TuneResult(
@@ -168,11 +169,12 @@ def _notes(scenario: Scenario, knob: str) -> list[str]:
     return [ALWAYS_SAME] if scenario.num_gpu_blocks is None else [ALWAYS_SAME, fixed]
 
 
-def _table(knob: str, values: Sequence[KnobValue], results: dict[int, dict[str, Any]]) -> pd.DataFrame:
+def _table(knob: str, jobs: Sequence[Setting], results: dict[int, list[dict[str, Any]]]) -> pd.DataFrame:
     """One row per value whose replay has ended."""
-    count = len(values)
+    values = [job.value for job in jobs if not job.concurrency]
+    admitted = results.get(len(values), [{}] * len(values))
     rows = [
-        {knob: value, **results[row], **results.get(row + count, {})}
+        {knob: value, **admitted[row], **results[row][0]}
         for row, value in enumerate(values)
         if row in results
     ]
@@ -195,7 +197,7 @@ def recommend(table: pd.DataFrame, knob: str) -> tuple[KnobValue, str]:
     if not rows:
         return None, "no request completes at any of these values"
     thrifty_is_more = knob == "block_size"
-    criteria = CRITERIA["block_size" if thrifty_is_more else "hbm"]
+    criteria = [each for each in CRITERIA if each.figure in table]
     least = {name: min(row[name] for row in rows) for name in LOST}
     equal = [row for row in rows if not _lost(row, least)]
     best = {each: _best(each, equal) for each in criteria}
@@ -252,7 +254,7 @@ def _misses(row: dict[str, Any], best: dict[Criterion, float | None], some_meet:
             continue
         away = 1 - value / top if criterion.more_is_better else value / top - 1
         if away > criterion.tolerance:
-            side = "fewer" if criterion is HITS else "less" if criterion is ROOM else "longer"
+            side = "fewer" if criterion in (HITS, ADMITS) else "less" if criterion is ROOM else "longer"
             misses.append(_Miss(f"{away:.1%} {side} {criterion.title}", away / criterion.tolerance))
     return misses
 
@@ -268,8 +270,10 @@ def _reason(
     row, value = rows[choice], shown(rows[choice][knob])
     most = "largest" if thrifty_is_more else "smallest"
     tolerances = ", ".join(f"{each.title} within {each.tolerance:.0%}" for each in criteria)
+    admits = row.get(ADMITS.figure)
     targets = (
-        f"{row['reused_prefix_tokens']:,.0f} hit tokens, mean TTFT {seconds(row['ttft_mean_s'])}, room for "
+        ("" if admits is None or admits != admits else f"{counted(int(admits), 'user')} admitted, ")
+        + f"{row['reused_prefix_tokens']:,.0f} hit tokens, mean TTFT {seconds(row['ttft_mean_s'])}, room for "
         f"{row['static_concurrency']:,.0f} requests at once"
     )
     text = (

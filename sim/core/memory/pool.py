@@ -1,7 +1,7 @@
 """Block pool: which blocks are free, and which content is evicted when a block is taken.
 
 Freed blocks keep their content until their space is needed: eviction happens when a block is taken, in the
-order that `Eviction` says. Only KV groups call the pool.
+order that `Eviction` says. KV groups and `KvMemory` call the pool; rules never do.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A step is filled by four rules. `Order` says who is first in the queue, `Admission` whether the first may
 come in, `Victim` who must go when blocks run out, and `Mix` who shares a step. A mix is made with an
-admission and a victim rule, and calls them. Rules get `(step, memory, queue)` and nothing else, so an
+admission and a victim rule, and calls them. Rules get `(step, memory, queue)`, so an
 engine's behaviour is a folder of them (`sim/core/engines`); those that several engines follow are here.
 """
 

@@ -8,6 +8,7 @@ import numpy as np
 from pagecast.sim.costs.measured.corrections import MEASURED, Corrections
 from pagecast.sim.costs.measured.grid import extended
 from pagecast.sim.costs.measured.host import HOST, HostTimes
+from pagecast.sim.costs.measured.known_errors import KNOWN, like_of
 from pagecast.sim.costs.measured.lines import ContextPieces
 from pagecast.sim.costs.measured.operations import Operations
 from pagecast.sim.costs.measured.packing import Floats
@@ -17,10 +18,7 @@ from pagecast.sim.costs.step_costs import FEMTO, Batch, DecodeLine, StepCosts
 from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.note import Note
 
-# Of recorded and public runs below saturation that fitted nothing (docs/measured-operations.md), in percent:
-# the errors of mean TPOT, mean E2E and mean TTFT that vLLM's runs on NVLink GPUs stayed within.
-TPOT_PERCENT, E2E_PERCENT, TTFT_PERCENT = 10, 12, 20
-# The same of two recorded runs of a model with sliding windows.
+# The errors of mean TPOT, E2E and TTFT in two recorded runs of a model with sliding windows, in percent.
 WINDOWED_PERCENTS = {"tpot_percent": 51, "e2e_percent": 50, "ttft_percent": 39}
 _FS = 1e15  # femtoseconds in a second
 _TABLE = 16384  # token counts whose time is looked up
@@ -187,21 +185,19 @@ class MeasuredCosts(StepCosts):
                 sources=tuple(str(source["name"]) for source in corrections.sources),
                 requests=sum(int(source["requests"]) for source in corrections.sources),
             )
+        like = like_of(self.operations)
+        known = KNOWN.get(like)
         return Note(
             "measured_costs",
             misfits=self._misfits,
             engine=table.engine,
             engine_version=table.version,
             gpu=table.gpu,
+            like=tuple(like),
+            known=None if known is None else tuple(known),
             windowed=self.operations.windowed,
-            **self._known_percents(),
+            **(WINDOWED_PERCENTS if self.operations.windowed else {}),
         )
-
-    def _known_percents(self) -> dict[str, int]:
-        """The errors that forecasts of models like this one stayed within."""
-        if self.operations.windowed:
-            return WINDOWED_PERCENTS
-        return {"tpot_percent": TPOT_PERCENT, "e2e_percent": E2E_PERCENT, "ttft_percent": TTFT_PERCENT}
 
     # -- the parts -------------------------------------------------------------------------------
 

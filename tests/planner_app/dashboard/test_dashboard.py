@@ -357,13 +357,15 @@ def page(module: str, **parameters: object) -> AppTest:
 
 
 def test_the_compare_page_tabulates_pins_and_gives_the_command():
-    test = page("compare", requests=50, gpu="L40S", pin=["big?requests=50&gpu=H200"])
+    test = page("compare", requests=50, gpu="L4", max_model_len=8192, pin=["big?requests=50&gpu=H200"])
     assert not test.exception and not test.error
     frame = test.table[0].value
     assert list(frame.columns) == ["big (baseline)", "the side bar"]
     assert "times" in frame.iloc[3, 1] and "times" not in frame.iloc[3, 0]
     commands = [code.value for code in test.code]
-    assert commands[0] == "pagecast replay chat --limit 50 --model Qwen/Qwen3-8B --gpu L40S"
+    assert (
+        commands[0] == "pagecast replay chat --limit 50 --model Qwen/Qwen3-8B --gpu L4 --max-model-len 8192"
+    )
     test.button(key="pin-it").click().run()
     assert len(test.table[0].value.columns) == 2 and not test.exception
 

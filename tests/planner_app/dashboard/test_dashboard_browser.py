@@ -126,13 +126,14 @@ def test_two_sessions_do_not_see_each_other(visit: Visit, tmp_path: Path) -> Non
     assert "secret" not in other.content()
     link = urlsplit(mine.url)
     thief = visit(f"/?{link.query}")  # the link alone does not carry the file
-    expect(thief.get_by_test_id("stAlert").first).to_contain_text("choose a trace file")
+    expect(thief.get_by_test_id("stAlert").first).to_contain_text("only its sender has")
     assert "secret" not in thief.content()
 
 
 @pytest.mark.parametrize(
     ("width", "scheme"),
     [
+        pytest.param(400, "light", marks=pytest.mark.slow),
         pytest.param(1280, "light", marks=pytest.mark.slow),
         pytest.param(1920, "dark", marks=pytest.mark.slow),
     ],

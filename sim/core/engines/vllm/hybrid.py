@@ -29,7 +29,7 @@ class VllmHybridMix(VllmMix):
         super().__init__(admission, victim, rules)
         self._memory = memory
 
-    def _wanting(self, step: Step, memory: Memory) -> list[Request]:
+    def _serve_unvisited(self, step: Step, memory: Memory) -> list[Request]:
         """The running requests that take, publish or give back blocks in this step, in admission order."""
         hybrid = self._memory
         running = step.running

@@ -38,25 +38,25 @@ class VllmMix:
     def _schedule_running(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Gives running requests tokens and blocks in admission order, preempting where blocks run out."""
         running = step.running
-        for request in self._wanting(step, memory):
+        for request in self._serve_unvisited(step, memory):
             if request.state is State.WAITING or request in step.left_out:
                 continue  # preempted earlier in this pass, or left out
             if request in running.chunked:
                 scheduled = self._schedule_chunk(step, memory, queue, request)
             else:
                 scheduled = self._schedule_decode(step, memory, queue, request)
-            if scheduled or (self.rules.goes_on_after_own_preemption and request.state is State.WAITING):
+            if scheduled or (self.rules.goes_on_after_own_preemption and request in step.preempted):
                 continue
             # It had to preempt itself, or found no blocks and nobody to preempt: it is left out of this step,
             # and so are those behind it.
             step.leave_out([other for other in running.decoders.requests if other.order >= request.order])
             return
 
-    def _wanting(self, step: Step, memory: Memory) -> list[Request]:
-        """The running requests to visit; the others have their tokens without being visited.
+    def _serve_unvisited(self, step: Step, memory: Memory) -> list[Request]:
+        """Allocates for all decoding requests where blocks suffice, and returns the requests still to visit.
 
-        It also gives all decoding requests their blocks, where there are enough. Of the decoding requests
-        those are visited that begin or fill a block: see `Step`.
+        Most decodes are served here, not in the caller's loop: a rule about them belongs before this call.
+        Where blocks do not suffice, those that begin or fill one are visited in turn (see `Step`).
         """
         chunked = step.running.chunked
         if not chunked and step.decode_all():

@@ -6,6 +6,7 @@ Source: vllm/v1/core and vllm/config/vllm.py of the versions below.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pagecast.sim.core.drafter import DraftingRules
 from pagecast.sim.core.memory.window_rules import WindowRules
@@ -21,10 +22,10 @@ class VllmRules(DraftingRules, WindowRules, OffloadRules):
     itself does not end the running pass. `counts_running_adapters`: the adapters of all running requests
     count against `max_loras`, also of those that sit the step out. `passed_over_stay_ahead`: requests that
     were passed over stay ahead of those preempted later; else only those that hold blocks do, which are asked
-    first. `passes_over_stale`: a request whose last step has not yielded its token yet is passed over; else
-    it ends the way through the queue. `spares_computed`: nobody is preempted whose blocks would be kept for a
-    step in flight; the running pass ends instead. `clips_max_tokens`: the server lowers a `max_tokens`
-    beyond the model's length (renderers/params.py); before, it refuses the request.
+    first. `passes_over_stale`: with speculation, a preempted request whose last step is not committed is
+    passed over; else it ends the waiting pass. `spares_computed`: nobody is preempted whose blocks would be
+    kept for a step in flight; the running pass ends instead. `clips_max_tokens`: the server lowers a
+    `max_tokens` beyond the model's length (renderers/params.py); before, it refuses the request.
     """
 
     skips_after_idle_victim: bool = True
@@ -38,7 +39,7 @@ class VllmRules(DraftingRules, WindowRules, OffloadRules):
 
 OLDEST = VllmRules()
 # Each version with what it changed.
-_CHANGES: tuple[tuple[str, dict[str, bool | int]], ...] = (
+_CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("0.24", {}),
     (
         "0.26",

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from pagecast.planner_app.cli import run
-from pagecast.planner_app.commands.plan import show
+from pagecast.planner_app.commands.plan_view import show, show_answer
 from pagecast.planner_app.planner.capacity.options import PlanOptions
 from pagecast.planner_app.planner.capacity.planning import plan, steps
 from pagecast.planner_app.planner.execution.executor import executor
@@ -89,7 +89,7 @@ def test_progress_can_stop_a_plan():
 
 def test_the_table_says_what_is_admitted_what_breaks_and_what_binds_and_json_likewise(capsys, planned_once):
     code, out, err = pagecast(
-        "plan", "rag", *SMALL, "--slo", SLO, "--replicates", 0, "--workers", 1, capsys=capsys
+        "plan", "rag", *SMALL, "--slo", SLO, "--replicates", 0, "--workers", 1, "--explain", capsys=capsys
     )
     assert (code, err) == (0, "")
     for words in (
@@ -128,7 +128,7 @@ def test_requests_that_arrive_together_are_named_where_no_rate_holds(tmp_path, c
     rows = [f"{burst},{8000},8" for burst in range(5) for _ in range(6)]
     path.write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]))
     code, out, _ = pagecast(
-        "plan", path, *SMALL, "--slo", "ttft_p99<1s", "--replicates", 0, "--workers", 1, capsys=capsys
+        "plan", path, *SMALL, "--slo", "ttft_p99<1s", "--replicates", 0, "--explain", capsys=capsys
     )
     assert code == 1
     assert "up to 6 requests of this trace arrive at the same instant" in " ".join(out.split())
@@ -178,6 +178,20 @@ def test_how_many_are_rejected_is_told_of_the_whole_trace():
         PlanOptions(slo=SLO, kinds=("concurrency",), replicates=0, explain=False, most_requests=40),
     )
     assert "1 of 40 requests (2.5%) are rejected" in result.rejects
+
+
+def test_the_answer_is_one_screen_that_says_what_to_buy_what_breaks_and_how_sure_it_is(by_one, capsys):
+    show_answer(by_one)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 12 and max(map(len, lines)) <= 100
+    answer = by_one.concurrency
+    assert lines[1] == "SLO ttft_p99<2s,tpot_p95<20ms"
+    assert lines[2].startswith("take ") and " for 5.36 requests/s" in lines[2]
+    assert any(line.startswith(f"admissible concurrency{answer.value:8.0f}") for line in lines)
+    broken = answer.beyond.broken[0].text.partition("<")[0]
+    assert any(line.startswith(f"at {answer.beyond.amount:.0f} user") and broken in line for line in lines)
+    assert any("step times within 2% (90%)" in line for line in lines)
+    assert "--explain tells all" in lines[-1]
 
 
 def test_few_draws_are_named_and_doubted(by_one, capsys):

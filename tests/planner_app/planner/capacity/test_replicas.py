@@ -71,7 +71,7 @@ def test_a_plan_tells_the_replicas_for_the_traces_rate_or_one_that_is_given(caps
     own = json.loads(capsys.readouterr().out)
     assert own["replicas"]["requests_per_s"] == own["requests_per_s"]
     assert own["replicas"]["each"] == own["rate"]["value"]
-    assert run(["plan", *SMALL, "--replicas-for", "1000000"]) == 0
+    assert run(["plan", *SMALL, "--replicas-for", "1000000", "--explain"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("replicas: ")]
     assert line.startswith("replicas: 1,000,000 requests/s take ")
     assert line.endswith("if sessions are spread evenly and each keeps to its replica")
@@ -83,9 +83,11 @@ def test_no_rate_to_tell_replicas_for_is_refused(capsys):
 
 
 def test_a_plan_says_first_what_is_never_served(capsys):
-    assert run(["plan", *SMALL, "--num-gpu-blocks", "100"]) == 0
-    line = capsys.readouterr().out.splitlines()[2]
-    assert " requests (" in line and "are rejected at any load, and latencies are of the others" in line
+    assert run(["plan", *SMALL, "--num-gpu-blocks", "100", "--explain"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("SLO: "))
+    assert " requests (" in lines[at + 1]
+    assert "are rejected at any load, and latencies are of the others" in lines[at + 1]
 
 
 def test_a_price_gives_dollars_per_hour_and_per_million_output_tokens(capsys, planned_once):
@@ -100,7 +102,7 @@ def test_a_price_gives_dollars_per_hour_and_per_million_output_tokens(capsys, pl
     assert cost["usd_per_million_output_tokens"] == pytest.approx(
         cost["usd_per_hour"] / 3600 / tokens_per_s * 1e6
     )
-    assert run(["plan", *priced]) == 0
+    assert run(["plan", *priced, "--explain"]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cost: ")]
     assert line.startswith(f"cost: ${cost['usd_per_hour']:.2f} per hour for ")
     assert f"${cost['usd_per_million_output_tokens']:.2f} per million output tokens at 4 requests/s" in line

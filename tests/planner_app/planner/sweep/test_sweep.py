@@ -410,3 +410,27 @@ def test_titles_of_tables_are_not_broken_on_a_narrow_terminal(capsys):
     effects = lines[next(i for i, line in enumerate(lines) if line.startswith("what each knob")) :]
     heads = [" ".join(line.split()) for line in effects if line.startswith("knob")]
     assert set(heads) == {"knob share least mean at greatest mean at"}
+
+
+def test_every_trial_is_shown_with_what_it_misses_and_the_cheapest_leaves_its_scenario(tmp_path, capsys):
+    command = [
+        "sweep",
+        "chat",
+        "--limit",
+        "40",
+        "--costs",
+        "roofline",
+        "--workers",
+        "1",
+        "--out",
+        str(tmp_path),
+    ]
+    space = ["--set", "max_num_seqs=2,64", "--set", "gpu=H200,L4", "--model", "Qwen/Qwen3-8B"]
+    assert pagecast([*command, *space, "--slo", "ttft_p99<2s,tpot_p99<40ms"]) == 0
+    out = capsys.readouterr().out
+    rows = {line.split()[0]: line for line in out.partition("Pareto")[0].splitlines() if line[:1].isdigit()}
+    assert set(rows) == {"0", "1", "2", "3"}
+    assert sum(line.endswith(" cheapest") for line in rows.values()) == 1
+    assert any("misses ttft_p99 by " in line for line in rows.values())
+    best = Scenario.load(tmp_path / "cheapest.yaml")
+    assert (best.gpu, best.max_num_seqs) == ("H200", 64)

@@ -8,6 +8,8 @@ import pandas as pd
 import pytest
 from pagecast.planner_app.cli import run as pagecast
 from pagecast.planner_app.commands.tune import as_dict
+from pagecast.planner_app.planner.capacity.options import PlanOptions
+from pagecast.planner_app.planner.capacity.planning import plan
 from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.sweep.options import SweepOptions
@@ -322,7 +324,7 @@ def test_the_default_can_be_recommended(chat):
     assert tuned.recommended is None and tuned.recommends
 
 
-@pytest.mark.parametrize(("values", "chosen"), [("none,0.8", "0.8"), ("0.2,none", "none")])
+@pytest.mark.parametrize(("values", "chosen"), [("none,0.95", "0.95"), ("0.2,none", "none")])
 def test_the_default_beside_numbers_is_called_none(values, chosen, chat):
     scenario = Scenario(costs="roofline", gpu="L40S")
     tuned = tune(chat, scenario, budget_knob(scenario), TuneOptions(values=values, static=True))
@@ -337,3 +339,19 @@ def test_the_default_beside_numbers_is_called_none(values, chosen, chat):
     page = tune_report(tuned)
     assert "nan" not in page.split("<script")[0].lower().split()
     assert as_dict(tuned)["settings"][-1][tuned.knob] is None
+
+
+def test_a_budget_that_admits_fewer_users_is_not_recommended_and_plan_admits_as_many():
+    """There is nothing to hit, and latencies of the few users who come are the same with less room."""
+    columns = {"arrival_s": [0.5 * row for row in range(60)], "input_tokens": [160] * 60}
+    trace = Trace("even", table({**columns, "output_tokens": [97] * 60}))
+    scenario = Scenario(costs="roofline", gpu="L4", model="Qwen/Qwen3-0.6B", max_num_seqs=64)
+    slo = "queue_p99<100ms"
+    tuned = tune(trace, scenario, budget_knob(scenario), TuneOptions(values="0.12,0.16,0.18,0.9", slo=slo))
+    rows = tuned.table.set_index("gpu_memory_utilization")
+    assert rows["admissible_concurrency"].is_monotonic_increasing
+    assert tuned.recommended == 0.18 and "0.16 would mean 3.1% fewer users admitted" in tuned.reason
+    for value, admitted in rows["admissible_concurrency"].items():
+        at = scenario.changed(gpu_memory_utilization=value)
+        ask = PlanOptions(slo=slo, kinds=("concurrency",), replicates=0, explain=False)
+        assert plan(trace, at, ask).concurrency.value == pytest.approx(admitted, abs=2)

@@ -1,0 +1,66 @@
+"""How far forecasts by composed costs were off, in public runs that fitted nothing, by kind of run.
+
+Runs are alike that share engine, kind of model, family of GPUs and how the model is spread. Of a kind with
+at least `FEWEST` judging runs the error is known that nine in ten stayed within; of others nothing is known.
+Source: tests/benchmarks/public_truth_errors.csv, which `public_truth.py` writes there, and
+public_runs_errors.csv, the runs of docs/measured-operations.md that fitted nothing and are not saturated.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pagecast.sim.costs.measured.operations import Operations
+
+FEWEST = 5
+FAMILIES = {
+    "Hopper": ("H100", "H200", "GH200", "H20"),
+    "Blackwell": ("B200", "B300", "GB200", "GB300"),
+}
+
+
+class Like(NamedTuple):
+    """What runs share that are alike."""
+
+    engine: str
+    kind: str
+    family: str
+    spread: str
+
+
+class Known(NamedTuple):
+    """Of how many runs an error is known, and what nine in ten stayed within, in percent."""
+
+    runs: int
+    tpot: int
+    ttft: int
+
+
+KNOWN: dict[Like, Known] = {
+    Like("trtllm", "dense", "Blackwell", "tensor parallel"): Known(9, 72, 106),
+    Like("trtllm", "dense", "Hopper", "tensor parallel"): Known(9, 54, 106),
+    Like("trtllm", "mixture of experts, windows", "Blackwell", "tensor parallel"): Known(9, 216, 387),
+    Like("trtllm", "mixture of experts, windows", "Hopper", "tensor parallel"): Known(9, 43, 45),
+    Like("vllm", "dense", "Blackwell", "tensor parallel"): Known(9, 31, 28),
+    Like("vllm", "dense", "Hopper", "one GPU"): Known(12, 19, 17),
+    Like("vllm", "dense", "Hopper", "tensor parallel"): Known(27, 8, 26),
+    Like("vllm", "mixture of experts", "Blackwell", "tensor parallel"): Known(12, 15, 76),
+    Like("vllm", "mixture of experts", "Hopper", "tensor parallel"): Known(9, 19, 38),
+    Like("vllm", "mixture of experts, windows", "Blackwell", "tensor parallel"): Known(9, 64, 171),
+    Like("vllm", "mixture of experts, windows", "Hopper", "tensor parallel"): Known(18, 17, 50),
+}
+
+
+def like_of(operations: Operations) -> Like:
+    """The kind of runs that composed costs are for."""
+    model, name = operations.model, operations.gpu.name
+    kind = "dense" if model.moe is None else "mixture of experts"
+    if operations.latent:
+        kind += ", latent attention"
+    elif operations.windowed:
+        kind += ", windows"
+    family = next((key for key, names in FAMILIES.items() if name.split()[0] in names), name)
+    spread = (
+        "experts over GPUs" if operations.ep > 1 else "tensor parallel" if operations.tp > 1 else "one GPU"
+    )
+    return Like(operations.table.engine, kind, family, spread)

@@ -1,0 +1,201 @@
+"""A board of public truth: forecasts of public results that nobody fitted, beside what was measured.
+
+    python tests/benchmarks/public_truth.py [--half judging|teaching|both] [--only WORD]
+    python tests/benchmarks/public_truth.py --errors tests/benchmarks/public_truth_errors.csv     # keeps them
+
+`public_truth.csv` has aggregate results of InferenceX (SemiAnalysis; mean TTFT and TPOT of closed loops), as
+NVIDIA's aiconfigurator lists them (systems/silicon_sample.csv at 095f58a, Apache-2.0): one instance, no
+data-parallel attention, no pipeline, 4, 16 or 64 at a time, the newest of equal set-ups.
+
+The rule: within a kind of runs (engine, GPU, model, GPUs of the instance, experts spread or not) the runs
+are sorted by the SHA-256 of their id, and every other one, from the first on, judges. The others may teach.
+Nothing was fitted to either half.
+
+Known of a run are engine, model, precision, GPUs and lengths. Lengths are uniform from 0.8 L to L, and there
+are ten prompts for each client (InferenceX's `random_range_ratio` 0.8 and `num_prompts`). All else is the
+engine's default. Throughput is not listed: compared is what Little's law makes of both latencies,
+concurrency x output / (TTFT + TPOT x (output - 1)). A client's share of TTFT is added (`CLIENT_SHARE`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.measured.costs import MeasuredCosts
+from pagecast.sim.costs.measured.known_errors import Like, like_of
+from pagecast.sim.replay import replay
+from pagecast.sim.runs.client_share import CLIENT_SHARE
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.load import Load
+
+RESULTS = Path(__file__).with_suffix(".csv")
+ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm-guaranteed-no-evict"}
+FIGURES = ("throughput", "tpot", "ttft")
+KEPT = ("id", "engine", "kind", "family", "spread", *FIGURES)
+SHORTEST = 0.8  # of a length's most
+
+
+@dataclass(frozen=True)
+class Run:
+    """A public result: its set-up, and mean latencies in seconds."""
+
+    id: str
+    source: str
+    engine: str
+    gpu: str
+    model: str
+    input_len: int
+    output_len: int
+    concurrency: int
+    tensor_parallel: int
+    experts_over: int
+    ttft: float
+    tpot: float
+
+    @property
+    def kind(self) -> tuple[str, str, str, str]:
+        """Engine, GPU, model, and how it is spread."""
+        spread = f"TP{self.tensor_parallel}"
+        if self.experts_over > 1:
+            spread += f" EP{self.experts_over}"
+        return self.engine, self.gpu, self.model.rsplit("/", 1)[1], spread
+
+    @property
+    def scenario(self) -> Scenario:
+        """What is known of the run."""
+        return Scenario(
+            model=self.model,
+            gpu=self.gpu,
+            engine=ENGINES[self.engine],
+            tensor_parallel_size=self.tensor_parallel,
+            enable_expert_parallel=self.experts_over > 1,
+            costs="measured",
+        )
+
+    @property
+    def like(self) -> Like:
+        """Which runs are like it."""
+        costs = self.scenario.step_costs()
+        assert isinstance(costs, MeasuredCosts)
+        return like_of(costs.operations)
+
+    def throughput(self, ttft: float, tpot: float) -> float:
+        """Output tokens per second that follow from mean latencies."""
+        tokens = self.output_len * (1 + SHORTEST) / 2
+        return self.concurrency * tokens / (ttft + tpot * (tokens - 1))
+
+
+def runs() -> list[Run]:
+    """All results, in the order of the file."""
+    with RESULTS.open() as file:
+        return [
+            Run(
+                row["id"],
+                row["source"],
+                row["engine"],
+                row["gpu"],
+                row["model"],
+                *(int(row[name]) for name in ("input_len", "output_len", "concurrency")),
+                *(int(row[name]) for name in ("tensor_parallel", "experts_over")),
+                *(float(row[name]) / 1e3 for name in ("ttft_ms", "tpot_ms")),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def judging(results: list[Run]) -> set[str]:
+    """The ids of the runs that judge: every other one of a kind, by the digest of the id."""
+    kinds: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for run in results:
+        kinds[run.kind].append(run.id)
+    return {
+        id
+        for ids in kinds.values()
+        for id in sorted(ids, key=lambda id: hashlib.sha256(id.encode()).hexdigest())[::2]
+    }
+
+
+def forecast(run: Run) -> dict[str, float]:
+    """Errors of the forecast, as parts of what was measured. Errors: BadInput where there is none."""
+    load = Load(
+        input_len=f"uniform:{round(SHORTEST * run.input_len)}-{run.input_len}",
+        output_len=f"uniform:{round(SHORTEST * run.output_len)}-{run.output_len}",
+        concurrency=run.concurrency,
+        num_prompts=10 * run.concurrency,
+    )
+    summary = CLIENT_SHARE.seen(replay(load.trace(seed=0), run.scenario)).requests
+    ttft, tpot = float(summary["ttft_s"].mean()), float(summary["tpot_s"].mean())
+    return {
+        "throughput": run.throughput(ttft, tpot) / run.throughput(run.ttft, run.tpot) - 1,
+        "tpot": tpot / run.tpot - 1,
+        "ttft": ttft / run.ttft - 1,
+    }
+
+
+def table(rows: list[dict[str, object]], columns: tuple[str, ...]) -> Iterator[str]:
+    """Median and 90th percentile of absolute errors, and the median error, by the columns."""
+    groups: dict[tuple[str, ...], list[dict[str, object]]] = defaultdict(list)
+    for row in rows:
+        groups[tuple(str(row[name]) for name in columns)].append(row)
+    titles = "".join(f" {name} median | within 90% | bias |" for name in ("tokens/s", "TPOT", "TTFT"))
+    yield f"| {' | '.join(columns)} | runs |{titles}"
+    yield "|" + "---|" * (len(columns) + 1 + 3 * len(FIGURES))
+    for key, group in sorted(groups.items()):
+        cells = [*key, str(len(group))]
+        for figure in FIGURES:
+            errors = [float(str(row[figure])) for row in group]
+            absolute = sorted(map(abs, errors))
+            ninety = absolute[-(-9 * len(absolute) // 10) - 1]
+            cells += [
+                f"{statistics.median(absolute):.1%}",
+                f"{ninety:.1%}",
+                f"{statistics.median(errors):+.1%}",
+            ]
+        yield f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Prints the board."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--half", choices=("judging", "teaching", "both"), default="judging")
+    parser.add_argument("--only", default="", help="kinds that have this word")
+    parser.add_argument("--errors", type=Path, help="writes the errors to a file")
+    options = parser.parse_args()
+    results = runs()
+    judges = judging(results)
+    rows: list[dict[str, object]] = []
+    refused: dict[str, int] = defaultdict(int)
+    for run in results:
+        half = "judging" if run.id in judges else "teaching"
+        if options.half not in (half, "both") or options.only not in " ".join(run.kind):
+            continue
+        try:
+            errors = forecast(run)
+        except BadInput as reason:
+            refused[f"{' '.join(run.kind)}: {reason}"] += 1
+            continue
+        engine, gpu, model, spread = run.kind
+        like = run.like
+        named = {"engine": engine, "GPU": gpu, "model": model, "GPUs": spread, "half": half}
+        rows.append({"id": run.id, **like._asdict(), **named, **errors})
+    if options.errors:
+        with options.errors.open("w", newline="") as file:
+            writer = csv.DictWriter(file, KEPT, extrasaction="ignore", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows({**row, **{name: f"{row[name]:.4f}" for name in FIGURES}} for row in rows)
+    for columns in (("half",), ("half", "engine", "GPU"), ("half", "engine", "model"), ("half", "GPUs")):
+        print("\n".join(table(rows, columns)), end="\n\n")
+    for reason, count in refused.items():
+        print(f"no forecast of {count} runs, {reason}")
+
+
+if __name__ == "__main__":
+    main()

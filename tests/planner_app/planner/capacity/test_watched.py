@@ -1,0 +1,84 @@
+"""Replays that stop early: their answers are those of replays to the end."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pagecast.planner_app.planner.capacity.options import PlanOptions
+from pagecast.planner_app.planner.capacity.planning import plan
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace, table
+
+TERMS = (
+    "ttft_p99<{}ms",
+    "ttft_p50<={}ms",
+    "ttft_mean<{}ms",
+    "e2e_p90<{}ms",
+    "e2e_max<{}ms",
+    "tpot_p95<{}ms",
+    "queue_p90<{}ms",
+    "goodput(ttft<{}ms,e2e<3s)>0.9",
+)
+
+
+@st.composite
+def plans(draw):
+    """A trace of a few sessions or requests, a small server and an SLO, some of it out of reach."""
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    turns, count = draw(st.integers(1, 3)), draw(st.integers(4, 12))
+    row = np.arange(turns * count)
+    begins = np.repeat(np.cumsum(generator.exponential(0.4, count)), turns)
+    columns = {
+        "arrival_s": np.where(row % turns, np.nan, begins),
+        "after": np.where(row % turns, row - 1, -1),
+        "gap_s": generator.exponential(draw(st.sampled_from([0.0, 0.5])), len(row)),
+        "session": (row // turns).astype(str),
+        "input_tokens": generator.integers(10, 600, len(row)),
+        "output_tokens": generator.integers(1, 60, len(row)),
+    }
+    if draw(st.booleans()):
+        columns["cancel_after_s"] = np.where(generator.random(len(row)) < 0.1, 0.05, np.nan)
+    scenario = Scenario(
+        costs="roofline",
+        num_gpu_blocks=draw(st.sampled_from([45, 90, 400])),
+        max_num_seqs=draw(st.integers(1, 6)),
+        shed_ttft_s=draw(st.sampled_from([None, None, 0.2])),
+    )
+    bounds = st.sampled_from([1, 6, 8, 10, 30, 100, 400, 2000])
+    slo = ",".join(draw(st.sampled_from(TERMS)).format(draw(bounds)) for _ in range(draw(st.integers(1, 2))))
+    ask = PlanOptions(
+        slo=slo,
+        kinds=("concurrency", "rate"),
+        replicates=0,
+        explain=False,
+        most_requests=draw(st.sampled_from([40, 80])),
+        max_preemption_rate=draw(st.sampled_from([0.0, 0.01, 10.0])),
+        most_users=24,
+    )
+    return Trace("random", table(columns)), scenario, ask
+
+
+def answers(result):
+    """The answers with the figures at them; those of loads that fail are told of fewer requests."""
+    return {kind: (answer.value, answer.at_limit, answer.at) for kind, answer in result.answers.items()}
+
+
+def stopped_early_and_not(case):
+    trace, scenario, ask = case
+    asks = (ask.model_copy(update={"early_stops": on}) for on in (True, False))
+    return (answers(plan(trace, scenario, each)) for each in asks)
+
+
+@settings(max_examples=15)
+@given(plans())
+def test_early_stops_change_no_answer(case):
+    early, whole = stopped_early_and_not(case)
+    assert early == whole
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(plans())
+def test_early_stops_change_no_answer_of_300_plans(case):
+    early, whole = stopped_early_and_not(case)
+    assert early == whole
