@@ -28,9 +28,9 @@ from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import scale
 from pagecast.traces.schema import Trace
 
-TIMES = 3  # least requests, in multiples of those of a short load
+TIMES = 6  # least requests, in multiples of those of a short load
 LEAST_PERIODS = 6
-LENGTHS = 6  # least duration, in lengths of a long session, unless `MOST_TIMES` is reached first
+LENGTHS = 12  # least duration, in lengths of a long session, unless `MOST_TIMES` is reached first
 MOST_TIMES = 10  # most requests, in multiples of those of a short load
 AWAY = 3.0  # a load runs away at this multiple of the most requests in the server before, or that may run
 _FEW = 4.0  # least mean number of requests that growth is relative to
