@@ -12,6 +12,7 @@ from drift import RECORDED, difference_of, kept
 from families import FAMILIES
 from pagecast.sim.core.engines.vllm.profile import VLLM, vllm
 from pagecast.sim.core.engines.vllm.versions import VERSIONS
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.scheduler import Scheduler
 
@@ -78,7 +79,7 @@ def test_the_oldest_version_has_the_rules_of_the_default_profile() -> None:
 
 
 def test_a_version_that_is_not_known_is_an_error_that_names_those_that_are() -> None:
-    with pytest.raises(ValueError, match=r"vLLM 0\.1 is not known; choose one of 0\.24, "):
+    with pytest.raises(BadInput, match=r"vLLM 0\.1 is not known; known are 0\.24, "):
         vllm("0.1")
 
 

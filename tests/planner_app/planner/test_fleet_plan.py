@@ -150,7 +150,7 @@ def test_vllm_gets_the_options_simulated():
     words = shlex.join(serve_arguments(scenario))
     assert "--tensor-parallel-size 2 --block-size 32 --num-gpu-blocks-override 1000" in words
     assert words.endswith("--max-model-len 4096 --no-async-scheduling")
-    with pytest.raises(BadInput, match="not vLLM's"):
+    with pytest.raises(BadInput, match="nano-vLLM bb823b3 is not vLLM"):
         serve_arguments(Scenario(engine="nano-vllm"))
 
 

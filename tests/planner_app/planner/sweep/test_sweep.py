@@ -253,7 +253,7 @@ def test_a_folder_of_another_study_is_refused_in_one_line(chat, tmp_path, capsys
     for change, named in {
         ("--set", "block_size=16,64"): "another space (block_size=16,32, not block_size=16,64)",
         ("--set", "block_size=16,32", "--limit", "31"): "another trace",
-        ("--set", "block_size=16,32", "--max-num-seqs", "9"): "another scenario (max_num_seqs 256, not 9)",
+        ("--set", "block_size=16,32", "--max-num-seqs", "9"): "another scenario (max_num_seqs 1024, not 9)",
         ("--set", "block_size=16,32", "--slo", "ttft_p99<1s"): "another SLO",
         ("--set", "block_size=16,32", "--search", "5"): "another kind",
     }.items():
@@ -377,7 +377,7 @@ def test_the_slos_own_terms_are_shown_and_the_cheapest_is_among_the_optimal(caps
     assert pagecast([*command, *space, "--slo", "ttft_p99<10s,tpot_p99<40ms"]) == 0
     out = capsys.readouterr().out
     assert "1 GPU; TTFT p99 " in out and ", TPOT p99 " in out.split("output tokens per s")[0]
-    table = out.partition("Pareto-optimal")[2].partition("what each knob")[0]
+    table = out.partition("Pareto-optimal replicas")[2].partition("what each knob")[0]
     assert "p99<40ms" in table and "p99<10s" not in table
 
 
