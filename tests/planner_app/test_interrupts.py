@@ -149,4 +149,7 @@ def test_a_plan_ends_in_the_middle_of_a_search():
         wait_until(lambda: len(workers_of(running.process.pid)) == 2)
         time.sleep(1.5)  # the workers read their trace and are at work
         running.interrupt((0.0, 0.02, 0.04), whole_group=True)
-        assert running.ended() == (130, "", SAID)
+        code, answers, said = running.ended()
+    assert code == 130
+    # Answers that were known are printed, without intervals.
+    assert (answers, said) == ("", SAID) or answers.startswith("chat: 2,000 requests")

@@ -60,7 +60,13 @@ def test_a_redrawn_workload_tells_how_much_reuse_is_lost():
 
 
 def test_an_uncertain_memory_is_pointed_out_where_it_matters():
-    large = {"model": "meta-llama/Llama-3.1-70B", "gpu": "H100", "tensor_parallel_size": 2}
+    large = {
+        "model": "meta-llama/Llama-3.1-70B",
+        "gpu": "H100",
+        "tensor_parallel_size": 2,
+        "gpu_memory_utilization": 0.9,
+        "max_model_len": 4096,
+    }
     text = " ".join(sentences(memory_notes(Scenario(**large))))
     assert "may have 758 KV blocks more or fewer than the 907 of this forecast (84%)" in text
     assert not list(memory_notes(Scenario(**large, num_gpu_blocks=900)))

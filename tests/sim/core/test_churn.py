@@ -269,7 +269,7 @@ CONFIGURATIONS = {"host": HOST, "arc": ARC, "partial": PARTIAL, "disk": DISK, "d
 @pytest.mark.parametrize("more", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 @pytest.mark.parametrize("eviction", ["lru", "cost"])
 def test_churn_brings_every_block_home(eviction: str, more: dict[str, object]) -> None:
-    churn = Churn(4, eviction, more)
+    churn = Churn(6, eviction, more)
     for most in range(100, 601, 100):
         churn.run(most)
         churn.proof()
