@@ -12,6 +12,8 @@ LINES, COLUMNS = 12, 100
 
 def show_block(lines: Sequence[str], notes: Sequence[str] = (), took: str = "") -> None:
     """Prints an answer, the beginnings of as many notes as there is room for, and how to see the rest."""
+    # What a forecast leaves out of a start script comes first: it must be seen.
+    notes = sorted(notes, key=lambda note: "not modelled" not in note)
     room = max(LINES - 1 - len(lines), 0)
     for line in [*lines[: LINES - 1], *(f"note: {note}" for note in notes[:room])]:
         console.out.print(clipped(line), soft_wrap=True)

@@ -8,7 +8,7 @@ machine, the scheduler nor a cost model: those are imported where they are used.
 
     >>> from pagecast.sim.scenario import Scenario
     >>> Scenario(gpu="L40S", block_size=32).blocks()
-    5340
+    5645
     >>> Scenario(kv_offloading_size=8.0).host.size_gib
     8.0
 """

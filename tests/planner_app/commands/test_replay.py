@@ -115,6 +115,7 @@ def test_validate_says_what_matched(shared, capsys):
         "first_mismatch": None,
         "requests": 500,
         "cached_tokens_matched": 500,
+        "cut": False,
     }
 
 
@@ -301,9 +302,12 @@ def test_a_name_of_two_lines_makes_one_line(tmp_path, capsys):
     assert "a\\nb\\x1b[2J" in err
 
 
-def test_a_missing_argument_says_where_the_help_is(capsys):
+def test_a_missing_trace_says_what_to_give(capsys):
     _, _, err = pagecast("replay", capsys=capsys)
-    assert err == "pagecast: Missing argument 'trace'; see pagecast replay --help\n"
+    assert err == (
+        "pagecast: give a trace (a file, or a sample's name), or requests to make: "
+        "--input-len, --output-len\n"
+    )
 
 
 def test_the_folder_of_a_replay_can_be_replayed(tmp_path, capsys):

@@ -259,7 +259,9 @@ def busy_trace(rows: int = 60) -> Trace:
     return Trace("busy", requests, spans)
 
 
-BUSY = Scenario.make({"num_gpu_blocks": 50, "max_num_batched_tokens": 256, "max_num_seqs": 8})
+BUSY = Scenario.make(
+    {"block_size": 16, "num_gpu_blocks": 50, "max_num_batched_tokens": 256, "max_num_seqs": 8}
+)
 
 
 def cut(log: BlockLog, events: int) -> BlockLog:
@@ -357,7 +359,7 @@ def test_blocks_that_are_loaded_from_the_host_are_shown_as_such():
 
 
 def test_what_was_planned_but_never_computed_is_withdrawn_with_its_request():
-    """A prompt of two chunks, given up while the second is computed: the first stays to be found."""
+    """A prompt of two chunks, given up while the second is computed: pagecast's engine keeps the first."""
     requests = table(
         {
             "arrival_s": np.zeros(1),
@@ -366,7 +368,7 @@ def test_what_was_planned_but_never_computed_is_withdrawn_with_its_request():
             "cancel_after_s": np.array([0.005]),
         }
     )
-    shown = frames(record(Trace("one gives up", requests), BUSY))
+    shown = frames(record(Trace("one gives up", requests), BUSY.changed(engine="pagecast")))
     last = shown.log.line(len(shown.log) - 1, str)
     assert last.split()[1:3] == ["withdrawn", "16-24"], last
     cells = shown.picture(len(shown) - 1) & 7

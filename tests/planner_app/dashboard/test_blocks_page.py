@@ -222,7 +222,7 @@ def test_trust_shows_the_shipped_calibration_in_force():
 
 
 def test_trust_says_in_what_a_scenario_differs():
-    test = opened(trust_script, {"gpu": "L40S"})
+    test = opened(trust_script, {"gpu": "RTX 6000 Ada"})
     text = " ".join(element.value for element in [*test.caption, *test.markdown])
     assert "**roofline**" in text and "differs from the scenario in GPU" in text
 
@@ -278,7 +278,7 @@ def where(page: Any) -> str:
 
 
 def test_the_block_view_plays_steps_and_tells_of_a_block(visit: Visit) -> None:
-    page = visit("/blocks?requests=60&gpu=L40S")
+    page = visit("/blocks?requests=60&gpu=L4&max_model_len=8192")
     page.locator(".pool .where").wait_for(timeout=60_000)
     first = where(page)
     assert first.startswith("Step 0,") and "free" in page.locator(".legend").inner_text()

@@ -193,7 +193,7 @@ def test_a_map_marks_what_breaks_the_slo():
 
 def test_the_hit_curve_ends_at_what_an_endless_cache_finds():
     view = PageView.of({"requests": 200})
-    curve = searches.hits_of(view, workload.trace_of(view))
+    curve = workload.hits_of(view, workload.trace_of(view))
     figure = hit_curve(curve, 100)
     assert max(figure.data[0].y) == pytest.approx(100 * curve.infinite)
     (mark,) = figure.layout.annotations  # on an axis of logarithms

@@ -21,7 +21,13 @@ from pagecast.planner_app.reports.fleet_charts import replicas_over_time
 from pagecast.planner_app.reports.style import caption_of, title_of
 from streamlit.testing.v1 import AppTest
 
-SCENARIO = Scenario(gpu="L40S", costs="roofline")
+SCENARIO = Scenario(
+    gpu="L40S",
+    costs="roofline",
+    gpu_memory_utilization=0.9,
+    max_num_seqs=256,
+    max_num_batched_tokens=8192,
+)
 
 
 @pytest.fixture(scope="module")

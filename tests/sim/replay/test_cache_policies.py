@@ -316,7 +316,9 @@ def test_a_rollout_that_no_old_block_comes_or_goes_after_is_told_right(
 
 @pytest.mark.parametrize("fields", [{"model": "openai/gpt-oss-20b"}, {"engine": "sglang"}], ids=str)
 def test_evictions_by_tenant_that_nobody_counts_are_not_told(fields: dict[str, Any]) -> None:
-    summary = replay(_of_tenants(100), Scenario(num_gpu_blocks=300, costs="roofline", **fields)).summary
+    summary = replay(
+        _of_tenants(100), Scenario(num_gpu_blocks=300, block_size=16, costs="roofline", **fields)
+    ).summary
     assert summary["evicted_blocks"] > 0
     for tenant in summary["tenants"].values():
         assert tenant["evicted_blocks"] is tenant["evicted_by"] is None

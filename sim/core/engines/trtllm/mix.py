@@ -378,11 +378,16 @@ class Prompt:
         return self.completes
 
     def move_behind(self, tokens: int, block_size: int) -> None:
-        """Moves the first chunk behind a cached prefix. One that does not end the prompt ends a block."""
+        """Moves the first chunk behind a cached prefix. One that does not end the prompt ends a block.
+
+        One that would be empty then, as its unit is less than a block, is left as it is: TensorRT-LLM would
+        compute nothing of it in this step, and go on with it in the next.
+        """
         self.at = tokens
         left = self.request.known_tokens - tokens
-        if tokens and self.tokens < left:
-            self.tokens = (tokens + self.tokens) // block_size * block_size - tokens
+        whole = (tokens + self.tokens) // block_size * block_size - tokens
+        if tokens and self.tokens < left and whole > 0:
+            self.tokens = whole
         self.tokens = min(self.tokens, left)
 
     def shrink(self, tokens: int, block_size: int) -> int:
