@@ -51,13 +51,13 @@ docs: $(VENV)/.dev
 	@$(SITE)
 	@echo "the site is in build/site"
 
-# Takes under eight minutes on two cores where nothing else runs; says what it took, and does not fail by it.
+# Eight minutes on two idle cores are the goal. It says what it took, and does not fail by it.
 test: $(VENV)/.dev
 	@begun=$$(date +%s); \
 	$(MAKE) --no-print-directory lint && \
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests; \
 	code=$$?; took=$$(( $$(date +%s) - begun )); \
-	echo "lint and tests took $$(( took / 60 )) min $$(( took % 60 )) s (limit: 8 min on two idle cores)"; exit $$code
+	echo "lint and tests took $$(( took / 60 )) min $$(( took % 60 )) s (goal: 8 min on two idle cores)"; exit $$code
 
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests
