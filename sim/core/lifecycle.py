@@ -67,9 +67,8 @@ class Lifecycle:
         self.swap = SwapSpace(limits.swap_blocks, limits.block_size) if limits.swap_blocks else None
         self.offloading = offloading
         self._trims_computed = drafting.trims_computed
-        self._publishes_output = (
-            drafting.publishes_output or limits.pipeline_depth > 0
-        )  # where requests speculate
+        # Where requests speculate.
+        self._publishes_output = drafting.publishes_output or limits.pipeline_depth > 0
         self._admissions = 0
         self._surely_fits = self._never_refused()
         self._leaves = bool(limits.groups)  # blocks may leave a window

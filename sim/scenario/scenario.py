@@ -350,10 +350,10 @@ class Scenario:
             **more,
         )
         budget = hbm_budget(self.facts(), self.card(), options)
-        if self.profile.holds_longest and self.kv_tokens is None:
+        if profile.holds_longest and self.kv_tokens is None:
             shortage = budget.shortage(self.max_model_len, options.held_tokens)
             if shortage:
-                raise BadInput(f"{self.profile.label} does not start: {shortage}")
+                raise BadInput(f"{profile.label} does not start: {shortage}")
         return budget
 
     def limits(self, blocks_per_block: float = 1.0) -> Limits:

@@ -150,6 +150,9 @@ class WatchedArrivals(Arrivals):
 
     def __init__(self, trace: Trace, watch: Watch) -> None:
         super().__init__(trace)
+        self._attach(watch)
+
+    def _attach(self, watch: Watch) -> None:
         self.watch = watch
         watch.arrivals = self
 
@@ -161,20 +164,12 @@ class WatchedArrivals(Arrivals):
         return arrival
 
 
-class WatchedUsers(ClosedLoop):
+class WatchedUsers(WatchedArrivals, ClosedLoop):
     """Users of a closed loop whose requests are told to a watch."""
 
     def __init__(self, trace: Trace, users: int, think_s: float | None, seed: int, watch: Watch) -> None:
-        super().__init__(trace, users, think_s, seed)
-        self.watch = watch
-        watch.arrivals = self
-
-    def take_arrival(self, now: int) -> tuple[int, int] | None:
-        """The next arrival, told."""
-        arrival = super().take_arrival(now)
-        if arrival is not None:
-            self.watch.arrived(*arrival)
-        return arrival
+        ClosedLoop.__init__(self, trace, users, think_s, seed)
+        self._attach(watch)
 
 
 def replay_watched(
