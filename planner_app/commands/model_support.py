@@ -1,4 +1,4 @@
-"""What is known of one model, in five lines: itself, memory, decisions, step costs, and the unknown."""
+"""Support of one model in five lines: its layers, memory, decisions, step costs, and gaps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What explains that a forecast and a measurement differ: each explanation is tried in the simulator.
+"""Explanations of a difference between forecast and measurement, each tried in the simulator.
 
 A measurement is the latencies of a benchmark's requests. An explanation changes one thing of the set-up: host
 time of a step, speed of kernels, tokens of a step, KV blocks, prompts that were cached before, or what the

@@ -1,4 +1,4 @@
-"""What each layer of a decoder has: attention or a state, an MLP or experts."""
+"""Parts of each layer of a decoder: attention or a state, an MLP or experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the engine would start with a view's scenario: without that, no figure of it is worth reading."""
+"""Check that the engine would start with a view's scenario: else its figures mean nothing."""
 
 from __future__ import annotations
 

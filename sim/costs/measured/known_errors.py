@@ -1,4 +1,4 @@
-"""How far forecasts by composed costs were off, in public runs that fitted nothing, by kind of run.
+"""Errors of forecasts by composed costs on public runs that fitted nothing, by kind of run.
 
 Runs are alike that share engine, kind of model, family of GPUs and how the model is spread. Of a kind with
 at least `FEWEST` judging runs the error is known that nine in ten stayed within; of others nothing is known.

@@ -1,4 +1,4 @@
-"""What SGLang's server takes where an option is not given.
+"""Defaults of SGLang's server, for options that are not given.
 
 Source: srt/arg_groups/memory_hook.py (`handle_gpu_memory_settings`), arg_groups/overrides.py (page sizes) and
 mem_cache/kv_cache_configurator.py (running requests), 0.5.23.

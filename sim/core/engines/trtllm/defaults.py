@@ -1,4 +1,7 @@
-"""What `trtllm-serve MODEL` takes where an option is not given. Source: tensorrt_llm/llmapi/llm_args.py."""
+"""Defaults of `trtllm-serve MODEL`, for options that are not given.
+
+Source: tensorrt_llm/llmapi/llm_args.py.
+"""
 
 from __future__ import annotations
 

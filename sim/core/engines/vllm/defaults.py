@@ -1,4 +1,4 @@
-"""What `vllm serve MODEL` takes where an option is not given.
+"""Defaults of `vllm serve MODEL`, for options that are not given.
 
 Source: vllm/engine/arg_utils.py (`get_batch_defaults` for an API server,
 `_set_default_max_num_seqs_and_batched_tokens_args`), config/cache.py, config/model.py
