@@ -25,11 +25,13 @@ from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.group import Progress
 from pagecast.sim.core.memory.group_watch import GroupWatch
+from pagecast.sim.core.memory.expiry import Expiry
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart
 from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.layer_group import LayerGroup, Part
 from pagecast.sim.core.memory.memory import Growth, OffloadableMemory
 from pagecast.sim.core.memory.output_writers import OutputWriters
+from pagecast.sim.core.memory.partial_reuse import PartialReuse
 from pagecast.sim.core.memory.pool import Watcher
 from pagecast.sim.core.memory.prefix_search import NO_HIT, PrefixSearch
 from pagecast.sim.core.memory.ranked_extent_pool import RankedExtentPool
@@ -65,8 +67,8 @@ class HybridMemory(OffloadableMemory):
         self.num_blocks = limits.num_blocks
         self.recomputes_block = False
         self.key_lookahead = 0
-        self.partial_reuse = None
-        self.expiry = None
+        self.partial_reuse: PartialReuse | None = None
+        self.expiry: Expiry | None = None
         self.untold = "layers with windows tell nobody what they evict"
         self.block_size = limits.block_size
         self.caching = limits.caching

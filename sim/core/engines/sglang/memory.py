@@ -14,10 +14,12 @@ from pagecast.sim.core.engines.sglang.tree import Match, Node, RadixTree, leaf_o
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.expiry import Expiry
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart
 from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.memory import Growth, Memory
 from pagecast.sim.core.memory.output_writers import OutputWriters
+from pagecast.sim.core.memory.partial_reuse import PartialReuse
 from pagecast.sim.core.memory.pool import Watcher
 from pagecast.sim.core.request import Request
 
@@ -53,8 +55,8 @@ class RadixMemory(Memory):
         self.writers = OutputWriters()  # stays empty: commits publish
         self.recomputes_block = False
         self.crossing_blocks = 1
-        self.partial_reuse = None
-        self.expiry = None
+        self.partial_reuse: PartialReuse | None = None
+        self.expiry: Expiry | None = None
         self.untold = "content is in a radix tree, not in blocks"
         self.free = limits.num_blocks
         self.tree = RadixTree(leaf_order(order))
