@@ -21,11 +21,11 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.blocks import columns_of, have_numbers
 from pagecast.sim.core.memory.dividing import Division
 from pagecast.sim.core.memory.eviction_orders import ReuseOrder
+from pagecast.sim.core.memory.expiry import Expiry
 from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.group import Progress
 from pagecast.sim.core.memory.group_watch import GroupWatch
-from pagecast.sim.core.memory.expiry import Expiry
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart
 from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.layer_group import LayerGroup, Part
@@ -37,12 +37,11 @@ from pagecast.sim.core.memory.prefix_search import NO_HIT, PrefixSearch
 from pagecast.sim.core.memory.ranked_extent_pool import RankedExtentPool
 from pagecast.sim.core.memory.table import Leaver, Table
 from pagecast.sim.core.memory.tables import Tables
-from pagecast.sim.core.memory.window_rules import WindowRules
+from pagecast.sim.core.memory.window_rules import DENSE, WindowRules
 from pagecast.sim.core.memory.windows import Windows
 from pagecast.sim.core.request import Request
 
 _LONG = 1 << 62
-DENSE = WindowRules()
 
 
 class HybridMemory(OffloadableMemory):

@@ -26,3 +26,6 @@ class WindowRules:
     names_tails: bool = False
     names_ends: bool = False
     keeps_below: bool = False
+
+
+DENSE = WindowRules()

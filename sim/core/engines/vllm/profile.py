@@ -74,7 +74,7 @@ class VllmProfile(Profile):
             self,
             version=version,
             rules=rules,
-            drafting=rules,
+            drafting=rules.drafting,
             order=order,
             clips_max_tokens=rules.clips_max_tokens,
         )
@@ -85,7 +85,7 @@ class VllmProfile(Profile):
 
     def held_batches(self, pipeline_depth: int) -> int:
         """All that are planned, since blocks leave a window once a step is computed."""
-        return 1 + pipeline_depth if self.rules.leaves_computed else 1
+        return 1 + pipeline_depth if self.rules.windows.leaves_computed else 1
 
     def parts(
         self, limits: Limits, log: EventLog, drafter: Drafter | None = None, *, numbered: bool = True
@@ -97,7 +97,7 @@ class VllmProfile(Profile):
         limits = replace(limits, held_batches=self.held_batches(limits.pipeline_depth))
         running = self.running(limits)
         order = self.hybrid_order(limits)
-        memory = HybridMemory(limits, log, running.findable, order, self.rules, numbered=numbered)
+        memory = HybridMemory(limits, log, running.findable, order, self.rules.windows, numbered=numbered)
         lifecycle = self._lifecycle(limits, memory, running, log, drafter)
         step = Step(lifecycle, memory, drafter, self.drafting)
         return Parts(lifecycle, step, self.hybrid_mix(limits, memory), HybridStride(lifecycle, memory, step))
@@ -114,10 +114,10 @@ class VllmProfile(Profile):
             return None
         kind = TieredOffloading if limits.host.disk else Offloading
         hit_ends = None
-        if self.rules.keeps_boundaries and limits.groups:
+        if self.rules.windows.keeps_boundaries and limits.groups:
             assert isinstance(memory, HybridMemory)
             hit_ends = memory.hit_ends
-        return kind(limits.host, limits, memory, running, log, self.rules, hit_ends)
+        return kind(limits.host, limits, memory, running, log, self.rules.offload, hit_ends)
 
 
 VLLM = VllmProfile(
@@ -132,7 +132,7 @@ VLLM = VllmProfile(
     offloads=True,
     hybrid=True,
     holds_longest=True,
-    drafting=OLDEST,
+    drafting=OLDEST.drafting,
 )
 
 

@@ -5,29 +5,35 @@ Source: vllm/v1/core and vllm/config/vllm.py of the versions below.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from pagecast.sim.core.drafter import DraftingRules
-from pagecast.sim.core.memory.window_rules import WindowRules
-from pagecast.sim.core.tiers.offload_rules import OffloadRules
+from pagecast.sim.core.drafter import RESERVED, DraftingRules
+from pagecast.sim.core.memory.window_rules import DENSE, WindowRules
+from pagecast.sim.core.tiers.offload_rules import FIRST_RULES, OffloadRules
 
 
 @dataclass(frozen=True)
-class VllmRules(DraftingRules, WindowRules, OffloadRules):
-    """Where versions decide otherwise, beside the rules that it has from others; the defaults are 0.24's.
+class VllmRules:
+    """Where versions decide otherwise; the defaults are 0.24's.
 
-    `skips_after_idle_victim`: under the policy priority, a victim that had no tokens in this step makes the
-    running pass skip the request that comes next. `goes_on_after_own_preemption`: a request that preempted
-    itself does not end the running pass. `counts_running_adapters`: the adapters of all running requests
-    count against `max_loras`, also of those that sit the step out. `passed_over_stay_ahead`: requests that
-    were passed over stay ahead of those preempted later; else only those that hold blocks do, which are asked
-    first. `passes_over_stale`: with speculation, a preempted request whose last step is not committed is
-    passed over; else it ends the waiting pass. `spares_computed`: nobody is preempted whose blocks would be
-    kept for a step in flight; the running pass ends instead. `clips_max_tokens`: the server lowers a
-    `max_tokens` beyond the model's length (renderers/params.py); before, it refuses the request.
+    `drafting`, `windows`, `offload`: where requests speculate, where layers keep different tokens, and
+    with a host tier. `skips_after_idle_victim`: under the policy priority, a victim that had no tokens in
+    this step makes the running pass skip the request that comes next. `goes_on_after_own_preemption`: a
+    request that preempted itself does not end the running pass. `counts_running_adapters`: the adapters
+    of all running requests count against `max_loras`, also of those that sit the step out.
+    `passed_over_stay_ahead`: requests that were passed over stay ahead of those preempted later; else
+    only those that hold blocks do, which are asked first. `passes_over_stale`: with speculation, a
+    preempted request whose last step is not committed is passed over; else it ends the waiting pass.
+    `spares_computed`: nobody is preempted whose blocks would be kept for a step in flight; the running
+    pass ends instead. `clips_max_tokens`: the server lowers a `max_tokens` beyond the model's length
+    (renderers/params.py); before, it refuses the request.
     """
 
+    drafting: DraftingRules = RESERVED
+    windows: WindowRules = DENSE
+    offload: OffloadRules = FIRST_RULES
     skips_after_idle_victim: bool = True
     goes_on_after_own_preemption: bool = False
     counts_running_adapters: bool = False
@@ -112,5 +118,20 @@ def rules_of(version: str) -> VllmRules:
     """The rules of a version, one of `VERSIONS`."""
     rules = VllmRules()
     for _, changes in _CHANGES[: VERSIONS.index(version) + 1]:
-        rules = replace(rules, **changes)
+        rules = _changed(rules, changes)
     return rules
+
+
+def _changed(rules: VllmRules, changes: Mapping[str, Any]) -> VllmRules:
+    """The rules with some fields of theirs, or of the rules that they consist of, set otherwise."""
+
+    def of(part: Any) -> dict[str, Any]:
+        return {field.name: changes[field.name] for field in fields(part) if field.name in changes}
+
+    return replace(
+        rules,
+        drafting=replace(rules.drafting, **of(rules.drafting)),
+        windows=replace(rules.windows, **of(rules.windows)),
+        offload=replace(rules.offload, **of(rules.offload)),
+        **of(rules),
+    )

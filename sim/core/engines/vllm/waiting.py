@@ -109,7 +109,7 @@ class WaitingPass:
     def _load(self, offloading: Offloading, request: Request, hit: Hit, external: int) -> bool:
         step = self.step
         whole = hit._replace(tokens=hit.tokens + external)
-        alone = self.rules.loads_without_lookahead or self.memory.recomputes_block
+        alone = self.rules.offload.loads_without_lookahead or self.memory.recomputes_block
         room_tokens = whole.tokens if alone else step.with_lookahead(whole.tokens)
         # What a windowed group needs depends on where the load ends.
         refused = whole if step.limits.groups else hit
@@ -125,10 +125,10 @@ class WaitingPass:
     def _reserved_blocks(self, offloading: Offloading) -> int:
         """Blocks that a load leaves to others, and to its own drafts."""
         limits = self.step.limits
-        drafts = self.step.draft_step if self.rules.reserves_drafts else 0
+        drafts = self.step.draft_step if self.rules.offload.reserves_drafts else 0
         if not drafts:
             return offloading.reserved_blocks(limits.max_model_len)
-        if self.rules.reserves_drafts == 1:
+        if self.rules.offload.reserves_drafts == 1:
             own = -(-drafts // (aligned_tokens(limits.groups) if limits.groups else limits.block_size))
             return offloading.reserved_blocks(limits.max_model_len, beside=own) + own
         sizes = [group.block_size for group in limits.groups] or [limits.block_size]
