@@ -6,7 +6,7 @@ decodes it changes once. Sums over any cut of steps therefore agree to the nanos
 
 from __future__ import annotations
 
-from pagecast.sim.costs.step_costs import DecodeLine
+from pagecast.sim.costs.decode_line import DecodeLine
 
 
 class TwoPieces(DecodeLine):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pagecast.sim.costs.step_costs import Batch, StepCosts
+from pagecast.sim.costs.batch import Batch
+from pagecast.sim.costs.step_costs import StepCosts
 
 _CHUNK_TOKENS = 2048  # a block is computed as part of a chunk; alone it would cost the reading of all weights
 

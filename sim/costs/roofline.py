@@ -11,8 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.batch import Batch
+from pagecast.sim.costs.decode_line import FEMTO, DecodeLine
 from pagecast.sim.costs.pieces import WindowLine
-from pagecast.sim.costs.step_costs import FEMTO, Batch, DecodeLine, StepCosts
+from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.gpus import Gpu
 from pagecast.sim.machine.graphs import GRAPH_LARGEST
 from pagecast.sim.machine.matrix import Linear

@@ -13,7 +13,7 @@ from functools import partial
 from math import ceil
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.step_costs import Batch
+from pagecast.sim.costs.batch import Batch
 from pagecast.sim.fleet.fleet import Fleet, call_at
 from pagecast.sim.fleet.member import Member
 from pagecast.sim.fleet.settings import (

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from pagecast.sim.costs.step_costs import Batch, StepCosts
+from pagecast.sim.costs.batch import Batch
+from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay.recorder import COUNT_COLUMNS
 from pagecast.traces.schema import Trace
 

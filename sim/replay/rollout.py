@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.scheduler import Scheduler
-from pagecast.sim.costs.step_costs import Batch
+from pagecast.sim.costs.batch import Batch
 from pagecast.sim.replica.arrivals import NS
 from pagecast.sim.replica.spec import ReplicaSpec
 from pagecast.sim.scenario import Scenario

@@ -12,7 +12,9 @@ from functools import partial
 from pagecast.sim.core.plan import StepPlan
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.stretch.stride import Stride
-from pagecast.sim.costs.step_costs import Batch, DecodeLine, StepCosts
+from pagecast.sim.costs.batch import Batch
+from pagecast.sim.costs.decode_line import DecodeLine
+from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replica.spec import ReplicaSpec
 from pagecast.sim.replica.stretch_launches import StretchLaunches
 from pagecast.sim.speculation.costs import SpeculationCosts, shape_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from pagecast.sim.costs.step_costs import DecodeLine
+from pagecast.sim.costs.decode_line import DecodeLine
 from pagecast.sim.replica.arrivals import NEVER_NS
 from pagecast.sim.replica.transfers import Ended, Transfers
 

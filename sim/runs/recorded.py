@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.step_costs import Batch
+from pagecast.sim.costs.batch import Batch
 from pagecast.sim.documents import read_json
 from pagecast.sim.runs.journal import segments, unfold
 from pagecast.sim.runs.recorded_requests import HUGE, LATEST_S, has, lines, read_requests

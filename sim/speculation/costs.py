@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.plan import StepPlan, counts_as_decode
-from pagecast.sim.costs.step_costs import Batch, StepCosts
+from pagecast.sim.costs.batch import Batch
+from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.model_facts import ModelFacts
 from pagecast.sim.speculation.config import WITH_HIDDEN_STATES, SpeculativeConfig
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.step_costs import Batch
+from pagecast.sim.costs.batch import Batch
 from pagecast.sim.machine.models import model
 from pagecast.sim.replay import replay
 from pagecast.sim.runs.forecast import scenario_of

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from pagecast.planner_app.planner.slo import Latency, Slo
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.step_costs import Batch, StepCosts
+from pagecast.sim.costs.batch import Batch
+from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replica.windows import blocks_per_block
 from pagecast.sim.replica.workload import TraceWorkload
 from pagecast.sim.scenario import Scenario

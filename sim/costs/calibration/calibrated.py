@@ -7,14 +7,16 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.core.plan import counts_as_decode
+from pagecast.sim.costs.batch import Batch
 from pagecast.sim.costs.calibration import trust
 from pagecast.sim.costs.calibration.curve import curve_weights, padded, table_weights
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
 from pagecast.sim.costs.calibration.option_costs import UNKNOWN, OptionCosts
+from pagecast.sim.costs.decode_line import DecodeLine
 from pagecast.sim.costs.families.common import LAUNCH_FLOOR, REQUEST
 from pagecast.sim.costs.families.registry import family
 from pagecast.sim.costs.families.term import ComputedStep, Place, Units
-from pagecast.sim.costs.step_costs import Batch, DecodeLine, StepCosts
+from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.note import Note
 
 Floats = npt.NDArray[np.float64]

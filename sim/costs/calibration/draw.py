@@ -14,6 +14,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from pagecast.sim.costs.batch import Batch
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.file import Calibration
 from pagecast.sim.costs.calibration.option_costs import OptionCosts
@@ -21,7 +22,7 @@ from pagecast.sim.costs.calibration.scaled import CorrectedCosts, ScaledCosts
 from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.costs.measured.costs import MeasuredCosts
 from pagecast.sim.costs.measured.spread import PROMPT_SHARE
-from pagecast.sim.costs.step_costs import Batch, StepCosts
+from pagecast.sim.costs.step_costs import StepCosts
 
 CORRECTED_SD = 0.03  # sd of the level of corrected measured operations on another load, as assumed in the fit
 UNFITTED_SD = 0.12  # sd of the level of roofline costs, whose stated error is 25%

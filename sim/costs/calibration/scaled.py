@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pagecast.sim.costs.batch import Batch
+from pagecast.sim.costs.decode_line import FEMTO, DecodeLine
 from pagecast.sim.costs.measured.corrections import Corrections
-from pagecast.sim.costs.step_costs import FEMTO, Batch, DecodeLine, StepCosts
+from pagecast.sim.costs.step_costs import StepCosts
 
 
 class ScaledCosts:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import ceil
 
+from pagecast.sim.costs.decode_line import FEMTO, DecodeLine
 from pagecast.sim.costs.families.attention_tiles import BLOCK, Tiles, tile_rows
 from pagecast.sim.costs.families.common import (
     ARRIVALS,
@@ -28,7 +29,6 @@ from pagecast.sim.costs.families.common import (
 from pagecast.sim.costs.families.shape import TileShape
 from pagecast.sim.costs.families.term import Coefficients, ComputedStep, KernelFamily, Term, Units
 from pagecast.sim.costs.families.uneven_line import UnevenLine
-from pagecast.sim.costs.step_costs import FEMTO, DecodeLine
 
 EVEN_TOKENS = 64  # a batch is even when its longest context exceeds the mean by less than this
 LONGEST_TILE = 0.36  # of the longest tile's time is not hidden behind other tiles

@@ -14,6 +14,7 @@ from math import sqrt
 
 import numpy as np
 import numpy.typing as npt
+from pagecast.sim.costs.decode_line import FEMTO, DecodeLine
 from pagecast.sim.costs.families.attention_tiles import BLOCK, tile_rows
 from pagecast.sim.costs.families.common import (
     ARRIVALS,
@@ -36,7 +37,6 @@ from pagecast.sim.costs.families.term import (
     Units,
 )
 from pagecast.sim.costs.pieces import WindowLine
-from pagecast.sim.costs.step_costs import FEMTO, DecodeLine
 
 # Of the prefill kernel: the most pieces waiting to be merged, of an SM and of a head, the least key blocks of
 # a piece, and what merging a round of pieces costs in key blocks.

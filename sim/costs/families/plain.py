@@ -5,6 +5,7 @@ For engines other than those whose kernels have a file of their own, as vLLM wit
 
 from __future__ import annotations
 
+from pagecast.sim.costs.decode_line import FEMTO, DecodeLine
 from pagecast.sim.costs.families.attention_tiles import BLOCK
 from pagecast.sim.costs.families.common import (
     ARRIVALS,
@@ -19,7 +20,6 @@ from pagecast.sim.costs.families.common import (
 )
 from pagecast.sim.costs.families.shape import TileShape
 from pagecast.sim.costs.families.term import Coefficients, ComputedStep, KernelFamily, Term
-from pagecast.sim.costs.step_costs import FEMTO, DecodeLine
 
 
 def _kv_tokens(step: ComputedStep) -> float:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from pagecast.sim.costs.decode_line import DecodeLine
 from pagecast.sim.costs.families.shape import TileShape
-from pagecast.sim.costs.step_costs import DecodeLine
 
 Coefficients = Mapping[str, float]  # nanoseconds per unit, by term
 

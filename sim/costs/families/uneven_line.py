@@ -9,8 +9,8 @@ integers can tell. Sums over any cut of steps therefore agree to the nanosecond,
 
 from __future__ import annotations
 
+from pagecast.sim.costs.decode_line import DecodeLine
 from pagecast.sim.costs.pieces import TwoPieces
-from pagecast.sim.costs.step_costs import DecodeLine
 
 
 class UnevenLine(TwoPieces):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_right
 
 import numpy as np
+from pagecast.sim.costs.batch import Batch
+from pagecast.sim.costs.decode_line import FEMTO, DecodeLine
 from pagecast.sim.costs.measured.corrections import MEASURED, Corrections
 from pagecast.sim.costs.measured.grid import extended
 from pagecast.sim.costs.measured.host import HOST, HostTimes
@@ -14,7 +16,7 @@ from pagecast.sim.costs.measured.operations import Operations
 from pagecast.sim.costs.measured.packing import Floats
 from pagecast.sim.costs.measured.ragged import RaggedPieces
 from pagecast.sim.costs.measured.spread import KNOWN_HOST, UNKNOWN_HOST, spread_of
-from pagecast.sim.costs.step_costs import FEMTO, Batch, DecodeLine, StepCosts
+from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.note import Note
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from pagecast.sim.costs.step_costs import DecodeLine
+from pagecast.sim.costs.decode_line import DecodeLine
 
 
 class ContextPieces(DecodeLine):

@@ -5,10 +5,10 @@ Both parts are exact sums over any cut of steps, and so is their total.
 
 from __future__ import annotations
 
+from pagecast.sim.costs.decode_line import DecodeLine
 from pagecast.sim.costs.families.fa3 import EVEN_TOKENS
 from pagecast.sim.costs.families.uneven_line import UnevenLine
 from pagecast.sim.costs.measured.lines import ContextPieces
-from pagecast.sim.costs.step_costs import DecodeLine
 
 
 class RaggedPieces(ContextPieces):

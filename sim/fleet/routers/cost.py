@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from pagecast.sim.costs.step_costs import Batch, StepCosts
+from pagecast.sim.costs.batch import Batch
+from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fleet.index.known import KnownPrefixes
 from pagecast.sim.fleet.query import Query
 from pagecast.sim.fleet.routers.router import Choice

@@ -8,8 +8,8 @@ import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.support import support_command
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.batch import Batch
 from pagecast.sim.costs.calibration.draw import draw
-from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.machine.models import known_models
 from pagecast.sim.scenario import Scenario
 from typer.testing import CliRunner

@@ -2,10 +2,11 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from pagecast.sim.costs.batch import Batch
 from pagecast.sim.costs.calibration.draw import ScaledCosts
+from pagecast.sim.costs.decode_line import FEMTO, DecodeLine
 from pagecast.sim.costs.pieces import WindowLine
 from pagecast.sim.costs.roofline import Roofline
-from pagecast.sim.costs.step_costs import FEMTO, Batch, DecodeLine
 from pagecast.sim.machine.gpus import gpu
 from pagecast.sim.machine.models import model
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.batch import Batch
 from pagecast.sim.costs.roofline import Efficiencies, Roofline
-from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.machine.gpus import gpu
 from pagecast.sim.machine.models import model
 

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pagecast.sim.costs.step_costs import DecodeLine
+from pagecast.sim.costs.decode_line import DecodeLine
 
 LINES = st.builds(
     DecodeLine,

@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.batch import Batch
 from pagecast.sim.costs.calibration.curve import curve_weights
 from pagecast.sim.costs.calibration.draw import Drawn
 from pagecast.sim.costs.calibration.file import Calibration, Noise
 from pagecast.sim.costs.calibration.shape import shape_of
-from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.fitting import features, selection
 from pagecast.sim.fitting.build import CalibrationRun, calibrate
 from pagecast.sim.fitting.features import step_table

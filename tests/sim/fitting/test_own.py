@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.kernels.prefill_plan import plan_prefill
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.batch import Batch
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.choose import costs_for
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
@@ -17,7 +18,6 @@ from pagecast.sim.costs.calibration.shape import shape_of
 from pagecast.sim.costs.calibration.target import Target
 from pagecast.sim.costs.families.attention_tiles import BLOCK
 from pagecast.sim.costs.families.paged_triton import first_tokens, prompt_span
-from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.fitting.ahead import ahead_of
 from pagecast.sim.fitting.build import CalibrationRun, calibrate
 from pagecast.sim.fitting.features import launched_singly, step_table

@@ -5,7 +5,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.costs.step_costs import Batch
+from pagecast.sim.costs.batch import Batch
 from pagecast.sim.fleet.gauges import NOTHING
 from pagecast.sim.fleet.query import Prompts, Query
 from pagecast.sim.fleet.routers.cost import ExpectedCost

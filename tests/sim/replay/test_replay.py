@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pagecast.planner_app.wording.note_sentences import sentences
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.step_costs import DecodeLine
+from pagecast.sim.costs.decode_line import DecodeLine
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.replay import replay

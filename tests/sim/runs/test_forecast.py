@@ -11,10 +11,10 @@ import pytest
 from pagecast.planner_app.wording.accuracy import expected_error
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.batch import Batch
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.draw import Drawn, scaled
 from pagecast.sim.costs.calibration.file import load
-from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.replay import replay
 from pagecast.sim.replay.replicates import ReplicateJob, Spread, Study
 from pagecast.sim.runs.forecast import Forecast, ForecastRow, figures_of, forecast, scenario_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.step_costs import Batch
+from pagecast.sim.costs.batch import Batch
 from pagecast.sim.runs.recorded import RecordedRun
 
 STEP = {

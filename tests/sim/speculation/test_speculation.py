@@ -4,8 +4,8 @@ import json
 
 import pytest
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.batch import Batch
 from pagecast.sim.costs.roofline import Roofline
-from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.machine.gpus import gpu
 from pagecast.sim.machine.models import model
 from pagecast.sim.replay.simulation import replay

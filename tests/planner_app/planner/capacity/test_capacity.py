@@ -29,7 +29,7 @@ from pagecast.planner_app.planner.capacity.users import (
     serve,
 )
 from pagecast.planner_app.planner.slo import Slo
-from pagecast.sim.costs.step_costs import FEMTO, DecodeLine
+from pagecast.sim.costs.decode_line import FEMTO, DecodeLine
 from pagecast.sim.replay.resample import resample
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import scale

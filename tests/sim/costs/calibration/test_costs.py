@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.batch import Batch
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.choose import choose, costs_for
 from pagecast.sim.costs.calibration.file import Calibration, load, shipped
 from pagecast.sim.costs.calibration.misfit import difference
 from pagecast.sim.costs.calibration.target import Target
-from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.fitting.build import CalibrationRun, calibrate
 from pagecast.sim.fitting.features import step_table
 from pagecast.sim.fitting.fit import Fit

@@ -2,8 +2,8 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from pagecast.sim.costs.decode_line import FEMTO, DecodeLine
 from pagecast.sim.costs.families.uneven_line import UnevenLine
-from pagecast.sim.costs.step_costs import FEMTO, DecodeLine
 
 KV = 34_453_800  # femtoseconds a context token
 CAP, TAIL = 0.15, 5.94

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.batch import Batch
 from pagecast.sim.costs.calibration.draw import draw
 from pagecast.sim.costs.measured.import_tables import FAMILIES, _file
 from pagecast.sim.costs.measured.packing import pack, unpack
 from pagecast.sim.costs.measured.tables import paths, table
-from pagecast.sim.costs.step_costs import Batch
 from pagecast.sim.scenario import Scenario
 
 CHUNK = Batch(0, 0, 0, ((1024, 0),))
