@@ -116,7 +116,8 @@ class CacheRules:
 
         def make(limits: Limits) -> Intake:
             shedding = ShedByTtft(shed_ns, self.prefill_ns)
-            return shedding if profile.intake is None else InTurn((profile.intake(limits), shedding))
+            own = None if profile.intake is None else profile.intake(limits)
+            return shedding if own is None else InTurn((own, shedding))
 
         return make
 

@@ -37,12 +37,16 @@ class Decoders:
 
     def add(self, request: Request) -> None:
         """Adds a request whose `lag` and `last_tick` are set."""
+        late = self.count > 0 and next(reversed(self.requests)).order > request.order
         self.requests[request] = None
         self.count += 1
         self._snapshot = None
         if request.keys.explicit:
             self.explicit += 1
         self._place(request)
+        if late:  # its prompt took longer than those of requests admitted after it
+            _sort(self.requests)
+            self._sort_bucket(request)
 
     def remove(self, request: Request) -> None:
         """Takes a request out before its end."""
@@ -62,11 +66,11 @@ class Decoders:
         request.lag += 1
         request.last_tick += 1
         self._place(request)
-        # It came last into its new bucket, but whoever was admitted first takes a block first.
-        bucket = self._buckets[request.lag % self.block_size]
-        ordered = sorted(bucket, key=admission_order)
-        bucket.clear()
-        bucket.update(dict.fromkeys(ordered))
+        self._sort_bucket(request)
+
+    def _sort_bucket(self, request: Request) -> None:
+        """A request came last into its bucket, but whoever was admitted first takes a block first."""
+        _sort(self._buckets[request.lag % self.block_size])
 
     def _place(self, request: Request) -> None:
         lag = request.lag
@@ -191,6 +195,12 @@ class Decoders:
         order = list(chain.from_iterable(self._buckets[at : at + size]))
         rounds, rest = divmod(ticks, size)
         return order, rounds * len(order) + sum(map(len, self._buckets[at : at + rest]))
+
+
+def _sort(requests: dict[Request, None]) -> None:
+    ordered = sorted(requests, key=admission_order)
+    requests.clear()
+    requests.update(dict.fromkeys(ordered))
 
 
 def admission_order(request: Request) -> int:

@@ -85,7 +85,7 @@ def choice(about: str, kinds: Mapping[str, type]) -> Any:
 def chunked_prefill_option(default: bool) -> Any:
     """The option of all engines that can do without chunks; `default`: what this one does by itself."""
     return option(
-        "cut long prompts into chunks; sglang can do without, and trtllm does by default",
+        "cut long prompts into chunks; vllm and sglang can do without, and trtllm does by default",
         default,
         open=True,
         flat="enable_chunked_prefill",

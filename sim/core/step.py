@@ -79,6 +79,9 @@ class Step:
             if rules.pads_joining:
                 self._padding = drafter.padding
         self._joins_decodes = self._pads = False
+        self.in_turn = False  # decoding requests take their tokens one by one, among those with chunks
+        self.turns = 0  # how many have done so, where they do
+        self.transfer_plans = 0  # plans so far that moved blocks alone
         self._computing = 0  # tokens of all chunks
         self._tick = 0
         self._decodes: tuple[Request, ...] = ()
@@ -112,9 +115,24 @@ class Step:
         """
         return self._budget - len(self._decodes) - self._computing - self.slots * (len(self.chunks) + 1)
 
+    def left(self) -> int:
+        """Tokens of the budget that are left for the next running request with chunks to come."""
+        decoders = self.running.decoders
+        decodes = self.turns if self.in_turn else decoders.count
+        if self.left_out and not self.in_turn:
+            decodes -= sum([request in decoders.requests for request in self.left_out])
+        return self._budget - decodes - self._computing
+
+    def all_in_turn(self) -> list[Request]:
+        """All requests that may compute, in admission order: from now on they take tokens in turn."""
+        self.in_turn = True
+        self.turns = 0
+        running = self.running
+        return sorted([*running.decoders.requests, *running.chunked], key=admission_order)
+
     def next_chunk(self, request: Request) -> int:
         """Tokens that a running request with chunks to come computes now; 0 where the budget is used up."""
-        budget = self._budget - self.running.decoders.count - self._computing
+        budget = self.left()
         if self._drafter is None:
             return max(min(request.known_tokens - request.computed_tokens, budget), 0)
         budget -= self.slots * (len(self.chunks) + 1)
@@ -293,6 +311,15 @@ class Step:
             self._context, self._longest = decoders.contexts(tick)
         running.tick = tick + 1
 
+    @property
+    def executed(self) -> int:
+        """Steps that computed so far."""
+        return self._log.step - self.transfer_plans
+
+    def bound(self, tokens: int) -> None:
+        """Lowers the token budget of all steps to at most `tokens`."""
+        self._budget = min(self._budget, tokens)
+
     def computing(self) -> list[Request]:
         """The requests that compute in this step; to be asked after `end_decodes`."""
         return [*self._decodes, *(chunk.request for chunk in self.chunks)]
@@ -355,6 +382,8 @@ class Step:
 
         `had_turn`: it had its token, or its chunk, in this step already, and gives it back.
         """
+        if self.in_turn and had_turn and request.state is State.DECODE:
+            self.turns -= 1
         self.lifecycle.preempt(request, had_turn=had_turn)
         self.left_out.discard(request)
         self.preempted.append(request)
@@ -453,6 +482,7 @@ class Step:
             self._log.step, 1, self._tick, 0, 0, 0, (), running, waiting, used, (), (), preempted, loads
         )
         self._log.step += 1
+        self.transfer_plans += 1
         return plan._replace(stores=tuple(self.stores), flushed=self.flushed)
 
     def seal_stretch(self, steps: int, count: int, context: int, longest: int, crossings: int) -> StepPlan:

@@ -7,11 +7,13 @@ much of each prompt is found in the cache.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from pagecast.sim.core import handoff
 from pagecast.sim.core.engines.profile import Profile
 from pagecast.sim.core.engines.vllm.profile import VLLM
+from pagecast.sim.core.engines.vllm.settings import VllmSettings
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import unit_tokens
 from pagecast.sim.core.kv_events import KvEventStream
@@ -83,7 +85,15 @@ def limits_of(run: RecordedRun) -> Limits:
         groups=groups,
         max_loras=whole("max_loras") if config.get("max_loras") else None,
         host=host_tier_of(run),
+        engine=_settings_of(config),
     )
+
+
+def _settings_of(config: dict[str, Any]) -> VllmSettings | None:
+    """vLLM's settings beside limits; None where a run has none."""
+    known = {field.name: field.metadata["declared"].flat or field.name for field in fields(VllmSettings)}
+    given = {name: config[flat] for name, flat in known.items() if config.get(flat) is not None}
+    return VllmSettings(**given) if given else None
 
 
 def spec_of(run: RecordedRun, trace: Trace, profile: Profile) -> SchedulerSpec:

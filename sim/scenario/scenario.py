@@ -25,6 +25,8 @@ from pagecast.sim.core.cache_policy import CachePolicy, Lru
 from pagecast.sim.core.engines import DEFAULT_ENGINE
 from pagecast.sim.core.engines.sglang.settings import SglangSettings
 from pagecast.sim.core.engines.trtllm.settings import TrtllmSettings
+from pagecast.sim.core.engines.version_order import since
+from pagecast.sim.core.engines.vllm.settings import VllmSettings
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.option import choice, option, section
 from pagecast.sim.core.preemption import PREEMPTIONS, Preemption, Swap
@@ -197,6 +199,7 @@ class Scenario:
     )
     trtllm: TrtllmSettings | None = section(TrtllmSettings, "trtllm", "TensorRT-LLM")
     sglang: SglangSettings | None = section(SglangSettings, "sglang", "SGLang")
+    vllm: VllmSettings | None = section(VllmSettings, "vllm", "vLLM")
     host: HostTier | None = section(HostTier)
     seed: int = option("seed of all random draws", 0, check=_checked_seed)
 
@@ -242,7 +245,7 @@ class Scenario:
     @property
     def defaults(self) -> dict[str, Value]:
         """The engine's own values of open options that are not given, by flat name. Errors: BadInput."""
-        owners = [owner for owner in (self, self.trtllm, self.sglang) if owner is not None]
+        owners = [owner for owner in (self, self.trtllm, self.sglang, self.vllm) if owner is not None]
         left = {
             name: getattr(owner, field)
             for owner in owners
@@ -387,7 +390,7 @@ class Scenario:
             caching=self.enable_prefix_caching,
             max_loras=self.max_loras,
             tenants=self.tenancy.shares,
-            engine=self.sglang or self.trtllm,
+            engine=self.sglang or self.trtllm or self.vllm,
             host=self.host_tier(),
             swap_blocks=self.preemption.swap_blocks(layout.block_bytes),
             partial_reuse="" if self.partial_reuse == "off" else self.partial_reuse,
@@ -575,6 +578,11 @@ _NEEDS = (
         "enable_expert_parallel",
         "several GPUs and measured operations",
         lambda own: own.facts().moe is None or (own.has_peers and not own.on_roofline),
+    ),
+    _Need(
+        "prefill_schedule_interval",
+        "vllm@0.33 or later, without data parallelism",
+        lambda own: since(own.profile.version, "0.33"),
     ),
     _Need("host_time_factor", "measured operations", lambda own: not own.on_roofline),
     _Need("gpu_link_gb_per_s", "several GPUs", lambda own: own.has_peers),

@@ -23,8 +23,10 @@ import sys
 import tempfile
 import traceback
 from collections import deque
+from dataclasses import fields
 from math import lcm
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -66,6 +68,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import FinishReason
+from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -92,6 +95,7 @@ class Deadlock(Exception):
 
 
 MOST_IDLE_PLANS = 2_000  # plans of transfers alone: with more of them somebody is promoted for ever
+LIMITS_OF_QUEUE = {"max_num_queued_reqs", "max_num_queued_tokens"}
 PLACEHOLDER = 1 << 44  # the token that stands for a part of any image
 STOP = 0  # the token that ends an output early
 PRIVATE_PROMPT = 1_000_000  # content ids of what a specification gives no name
@@ -304,6 +308,20 @@ def tensor(blocks: int) -> KVCacheTensor:
     )
 
 
+# Options that the scheduler's configuration has beside those above; absent ones are at vLLM's defaults.
+SETTINGS = (
+    "enable_chunked_prefill",
+    "long_prefill_token_threshold",
+    "long_prefill_token_threshold_adaptive",
+    "max_num_scheduled_tokens",
+    "watermark",
+    "scheduler_reserve_full_isl",
+    "prefill_schedule_interval",
+    "max_num_queued_reqs",
+    "max_num_queued_tokens",
+)
+
+
 def make_scheduler(config: Row, folder: Path) -> Scheduler:
     """vLLM's scheduler for a specification's configuration."""
     (folder / "config.json").write_text(json.dumps(MODEL))
@@ -314,14 +332,15 @@ def make_scheduler(config: Row, folder: Path) -> Scheduler:
         max_model_len=config["max_model_len"],
         enforce_eager=True,
     )
+    known = {field.name for field in fields(SchedulerConfig)}
     scheduling = SchedulerConfig(
         max_num_seqs=config["max_num_seqs"],
         max_num_batched_tokens=config["max_num_batched_tokens"],
         max_model_len=config["max_model_len"],
-        enable_chunked_prefill=True,
         is_encoder_decoder=False,
         async_scheduling=config["async_scheduling"],
         policy=config["scheduling_policy"],
+        **{name: config[name] for name in SETTINGS if name in config and name in known},
     )
     cache = CacheConfig(
         block_size=config["block_size"],
@@ -560,8 +579,30 @@ class Engine:
         for number in range(len(self.stories), len(self.rows)):
             if self.rows[number]["arrival_us"] > self.now_us:
                 return
+            accepted = self._is_accepted()
             self.stories[str(number)] = Story(self.now_us)
-            self.scheduler.add_request(self.requests[number])
+            if accepted:
+                self.scheduler.add_request(self.requests[number])
+
+    def _is_accepted(self) -> bool:
+        """Whether vLLM's server accepts a request now: the check is its own, the counts are made here."""
+        if not LIMITS_OF_QUEUE & self.spec["config"].keys():
+            return True
+        live = self.scheduler.requests
+        waiting = [int(id) for id in live if self.stories[id].first_token_us < 0]
+        server = SimpleNamespace(
+            scheduler_config=self.scheduler.scheduler_config,
+            admission_stats=None,
+            logger_manager=None,
+            get_num_unfinished_requests=lambda: len(live),
+            get_num_queued_tokens=lambda: sum(self.rows[number]["input_tokens"] for number in waiting),
+            _record_admission_rejection=lambda reason: None,
+        )
+        try:
+            AsyncLLM.check_admission(server)
+        except Exception:  # one of two kinds, by the limit
+            return False
+        return True
 
     def _give_up(self) -> None:
         """Takes back the requests whose clients have gone, and those that wait for longer than theirs do."""

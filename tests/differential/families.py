@@ -32,6 +32,12 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "disk-events": ("disk", EVENTS),
     "hybrid-disk": (HYBRID, "disk"),
     "mixed-disk": (*ALL_BUT_A_TIER, "disk"),
+    "tuned": ("tuned",),
+    "tuned-cancelled": ("tuned", "cancelled"),
+    "hybrid-tuned": (HYBRID, "tuned"),
+    "mixed-tuned": (*ALL_BUT_A_TIER, "tuned"),
+    "tuned-offloading": ("offloading", "tuned"),
+    "queued": ("queued",),
     "failing": ("failing",),
     "unreadable": ("unreadable",),
 }

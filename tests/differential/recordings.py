@@ -19,13 +19,14 @@ from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.events import Event, EventKind
 from pagecast.sim.core.kv_events import BlockRemoved, BlockStored, KvEventStream
 from pagecast.sim.core.plan import StepPlan
-from pagecast.sim.core.request import Request
+from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.order import ByPriority
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.core.tiers.disk import DiskJob
 from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import DecisionReplay, compare_decisions
+from settings import as_known
 from specifications import Spec
 
 US = 1_000_000
@@ -82,7 +83,7 @@ def compare(spec: Spec, run: Decisions, folder: Path, profile: Profile = VLLM) -
 
     `folder` is written to.
     """
-    recorded = RecordedRun.load(lay(spec, run, folder))
+    recorded = RecordedRun.load(lay(as_known(spec, profile.version), run, folder))
     profile = by_text(profile)
     report = compare_decisions(recorded, profile)
     if report.first_mismatch is not None:
@@ -91,7 +92,8 @@ def compare(spec: Spec, run: Decisions, folder: Path, profile: Profile = VLLM) -
     watched = TransferWatch(replay, spec) if run.transfers else None
     logged, contents, blocks = _other_contents(replay, run, spec)
     transfers = watched.difference(run) if watched is not None else None
-    return Difference(None, _other_preemptions(replay, run), contents, blocks, transfers, logged)
+    others = _other_preemptions(replay, run) or _other_rejections(replay, run)
+    return Difference(None, others, contents, blocks, transfers, logged)
 
 
 def compare_events(spec: Spec, run: Decisions, folder: Path, profile: Profile = VLLM) -> str | None:
@@ -242,6 +244,17 @@ def _other_preemptions(replay: DecisionReplay, run: Decisions) -> str | None:
         ours, theirs = request.preemptions, served.preemptions
         if ours != theirs:
             return f"request {request.id}: preempted {ours} times, by the engine {theirs} times"
+    return None
+
+
+def _other_rejections(replay: DecisionReplay, run: Decisions) -> str | None:
+    """The first request that was rejected by one and not by the other, where the queue is limited."""
+    if replay.scheduler.lifecycle.intake is None:
+        return None
+    for request, served in zip(replay.requests, run.served, strict=True):
+        theirs = served.finish_us < 0 and served.cancelled_us < 0
+        if (request.state is State.REJECTED) != theirs:
+            return f"request {request.id}: the engine {'rejects' if theirs else 'accepts'} it"
     return None
 
 

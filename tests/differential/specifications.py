@@ -20,6 +20,7 @@ from typing import Any
 
 from extra_keys import tell_apart
 from host_tier import add_disk, fail_loads, fail_reads, offload, stop_early
+from settings import limit_queue, tune
 from speculation import speculate
 
 Spec = dict[str, Any]
@@ -47,6 +48,8 @@ FEATURES = {
     "unreadable": fail_reads,
     "stops": stop_early,
     "cancelled": cancel,
+    "tuned": tune,
+    "queued": limit_queue,
 }
 
 

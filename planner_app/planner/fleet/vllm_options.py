@@ -6,8 +6,10 @@ Source: vllm/engine/arg_utils.py, config/kv_transfer.py and v1/kv_offload (0.24)
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from typing import Any
 
+from pagecast.sim.core.engines.vllm.settings import VllmSettings
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.tier_spec import OffloadingPolicy
 from pagecast.sim.scenario import HostTier, Scenario
@@ -75,7 +77,21 @@ def serve_arguments(scenario: Scenario, port: int = PORT, *, hands_over: bool = 
         "--no-enable-prefix-caching": not scenario.enable_prefix_caching,
         "--no-async-scheduling": not scenario.pipelined,
     }
+    arguments += _settings(scenario.vllm or VllmSettings())
     return arguments + [switch for switch, on in switches.items() if on]
+
+
+def _settings(settings: VllmSettings) -> list[str]:
+    """The scheduler's settings that are not vLLM's defaults."""
+    arguments = []
+    for one in fields(settings):
+        value = getattr(settings, one.name)
+        name = (one.metadata["declared"].flat or one.name).replace("_", "-")
+        if isinstance(value, bool) and value != one.default:
+            arguments.append(f"--{name}" if value else f"--no-{name}")
+        elif value != one.default:
+            arguments += [f"--{name}", str(value)]
+    return arguments
 
 
 def _check(scenario: Scenario) -> None:

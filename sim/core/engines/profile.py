@@ -89,7 +89,7 @@ class Profile:
     order: Callable[[Limits], Order] = queue_order
     eviction: Callable[[Limits], Eviction] = least_recently_used
     hybrid_order: Callable[[Limits], ReuseOrder | None] = vllm_order
-    intake: Callable[[Limits], Intake] | None = None
+    intake: Callable[[Limits], Intake | None] | None = None
     groups: MakeGroups = one_full_group
     publish_at_commit: bool = False
     publish_output_at_end: bool = False

@@ -29,6 +29,10 @@ CHOICES = {
     "async_scheduling": [False],
     "disable_hybrid_kv_cache_manager": [True],
     "max_loras": [1, 4],
+    "watermark": [0.05],
+    "scheduler_reserve_full_isl": [False],
+    "long_prefill_token_threshold": [512],
+    "max_num_scheduled_tokens": [1024],
     "speculative_config": [
         "mtp:2:0.7",
         "ngram:4",

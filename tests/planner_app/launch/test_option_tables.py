@@ -84,8 +84,8 @@ def test_options_without_effect_at_their_defaults_give_no_note():
     )
     quiet.follow()
     assert not quiet.notes
-    loud = Reading("test", parse("vllm", ["--watermark", "0.1", "--no-enable-chunked-prefill"], "test"))
+    loud = Reading("test", parse("vllm", ["--stream-interval", "4", "--no-swa-bounded-replay"], "test"))
     loud.follow()
     assert loud.notes == [
-        "test: not modelled, though a forecast may depend on it: --no-enable-chunked-prefill, --watermark 0.1"
+        "test: not modelled, though a forecast may depend on it: --no-swa-bounded-replay, --stream-interval 4"
     ]

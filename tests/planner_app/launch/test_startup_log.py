@@ -37,7 +37,7 @@ VLLM_33 = """\
  \u2584\u2584 \u2584\u2588 \u2588     \u2588     \u2588 \u2580\u2584\u2580 \u2588  version 0.33.0
   \u2588\u2584\u2588\u2580 \u2588     \u2588     \u2588     \u2588  model   Qwen/Qwen3-8B
 (APIServer pid=1) INFO 11-01 10:00:00 [startup.py:96] non-default args: {'model': 'Qwen/Qwen3-8B', \
-'tensor_parallel_size': 2, 'max_model_len': 10001, 'novelty': True, 'watermark': 0.01, \
+'tensor_parallel_size': 2, 'max_model_len': 10001, 'novelty': True, 'stream_interval': 4, \
 'mode': <CompilationMode.VLLM_COMPILE: 3>}
 (EngineCore pid=9) INFO 11-01 10:00:40 [kv_cache_utils.py:1146] GPU KV cache size: 715,071 tokens, \
 Maximum concurrency for 10,001 tokens per request: 71.50x
@@ -170,10 +170,10 @@ def test_every_figure_of_the_start_is_set_beside_ours(tmp_path):
 
 def test_options_of_another_version_and_blocks_set_by_hand_are_told(tmp_path):
     path = tmp_path / "server.log"
-    path.write_text(VLLM_33.replace("'watermark'", "'num_gpu_blocks_override': 101, 'watermark'"))
+    path.write_text(VLLM_33.replace("'novelty'", "'num_gpu_blocks_override': 101, 'novelty'"))
     log = read_log(str(path))
     assert log.notes[0] == f"{path}: not known, and left out: novelty, mode"
-    assert "--watermark 0.01" in log.notes[1]
+    assert "--stream-interval 4" in log.notes[1]
     assert log.fields["num_gpu_blocks"] == 100
     assert log.blocks(Scenario.make(log.fields)) is None
     assert log.compared(Scenario.make(log.fields)) == []

@@ -21,6 +21,8 @@ def defaults(version: str, deployment: Deployment) -> dict[str, Any]:
     """Values of open options by flat name."""
     longest = deployment.given("max_model_len", deployment.longest)
     seqs, tokens = _batch(version, deployment)
+    if not deployment.given("enable_chunked_prefill", True):
+        tokens = max(tokens, longest)
     tokens = min(tokens, deployment.given("max_num_seqs", seqs) * longest)
     return {
         "block_size": _block_size(deployment),

@@ -35,6 +35,8 @@ class VllmHybridMix(VllmMix):
         running = step.running
         hybrid.filled.clear()
         publish_known(running, hybrid)
+        if self.each_in_turn and running.chunked:
+            return step.all_in_turn()
         if _take_together(step, hybrid):
             return list(running.chunked)
         wanting = due(running, hybrid)

@@ -21,6 +21,8 @@ from pagecast.sim.core.step import Step
 class VllmMix:
     """Prompts and decodes share a step (chunked prefill)."""
 
+    each_in_turn = False  # where prompts are being computed, requests take tokens in admission order
+
     def __init__(self, admission: Admission, victim: Victim, rules: VllmRules) -> None:
         self.admission = admission
         self.victim = victim
@@ -61,6 +63,8 @@ class VllmMix:
         chunked = step.running.chunked
         if not chunked and step.decode_all():
             return []
+        if self.each_in_turn and chunked:
+            return step.all_in_turn()
         if step.drafting:
             return sorted(chunked, key=admission_order)
         if enough_for_all(step, memory):
@@ -71,7 +75,7 @@ class VllmMix:
         return sorted([*decoding, *chunked], key=admission_order)
 
     def _schedule_chunk(self, step: Step, memory: Memory, queue: Queue, request: Request) -> bool:
-        tokens = step.next_chunk(request)
+        tokens = self._next_chunk(step, request)
         if not tokens:
             return True
         memory.leave(request, step.read_from(request, request.computed_tokens))
@@ -80,6 +84,10 @@ class VllmMix:
             return False
         step.compute(request, tokens)
         return True
+
+    def _next_chunk(self, step: Step, request: Request) -> int:
+        """Tokens that a running request with chunks to come computes now."""
+        return step.next_chunk(request)
 
     def _schedule_decode(self, step: Step, memory: Memory, queue: Queue, request: Request) -> bool:
         begins = request in step.crossing()
@@ -106,7 +114,7 @@ class VllmMix:
                 return False
             before = victim.order < request.order
             idle = victim.state is State.DRAINING or victim in step.left_out
-            idle = idle or (step.running.speculates(victim) and not step.computes(victim))
+            idle = idle or (victim in step.running.chunked and not step.computes(victim))
             passed_over += before and idle and self.rules.skips_after_idle_victim
             step.preempt(victim, had_turn=before and not idle)
             if victim is request:

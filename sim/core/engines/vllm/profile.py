@@ -11,8 +11,12 @@ from pagecast.sim.core.engines.profile import Profile, queue_order
 from pagecast.sim.core.engines.vllm.defaults import defaults
 from pagecast.sim.core.engines.vllm.hybrid import VllmHybridMix
 from pagecast.sim.core.engines.vllm.mix import VllmMix
+from pagecast.sim.core.engines.vllm.settings import VllmSettings
+from pagecast.sim.core.engines.vllm.tuned import TunedHybridMix, TunedMix, Tuning, WithMargin
 from pagecast.sim.core.engines.vllm.versions import OLDEST, VERSIONS, VllmRules, rules_of
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventLog
+from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.memory import OffloadableMemory
@@ -20,18 +24,29 @@ from pagecast.sim.core.parts import Parts
 from pagecast.sim.core.queue import Order
 from pagecast.sim.core.rules.admission import WholeSequence
 from pagecast.sim.core.rules.order import FirstComeFirstServed
+from pagecast.sim.core.rules.queue_limits import QueueLimits
 from pagecast.sim.core.rules.rules import Admission, MakeAdmission, MakeVictim, Mix, Victim
 from pagecast.sim.core.rules.victim import LeastUrgent, Newest
 from pagecast.sim.core.running import Running
 from pagecast.sim.core.step import Step
 from pagecast.sim.core.stretch.hybrid import HybridStride
+from pagecast.sim.core.stretch.single import SingleSteps
 from pagecast.sim.core.tiers.offloading import Offloading
 from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
 
 
 def whole_sequence(limits: Limits) -> Admission:
     """vLLM's admission."""
-    return WholeSequence()
+    settings = limits.settings(VllmSettings())
+    plain = not settings.watermark and settings.scheduler_reserve_full_isl
+    return WholeSequence() if plain else WithMargin(settings, limits)
+
+
+def queue_limits(limits: Limits) -> Intake | None:
+    """vLLM's limits of the queue; None where there are none."""
+    settings = limits.settings(VllmSettings())
+    bounds = settings.max_num_queued_reqs, settings.max_num_queued_tokens
+    return None if bounds == (None, None) else QueueLimits(*bounds)
 
 
 def newest_or_least_urgent(limits: Limits) -> Victim:
@@ -57,11 +72,55 @@ class VllmProfile(Profile):
 
     def mix(self, limits: Limits) -> Mix:
         """The step for layers that all keep every token."""
-        return VllmMix(self.admission(limits), self.victim(limits), self.rules)
+        if not self._is_tuned(limits):
+            return VllmMix(self.admission(limits), self.victim(limits), self.rules)
+        mix = TunedMix(self.admission(limits), self.victim(limits), self.rules)
+        mix.tuning = self._tuning(limits)
+        return mix
 
     def hybrid_mix(self, limits: Limits, memory: HybridMemory) -> Mix:
         """The step for layers that keep different tokens."""
-        return VllmHybridMix(self.admission(limits), self.victim(limits), self.rules, memory)
+        if not self._is_tuned(limits):
+            return VllmHybridMix(self.admission(limits), self.victim(limits), self.rules, memory)
+        mix = TunedHybridMix(self.admission(limits), self.victim(limits), self.rules, memory)
+        mix.tuning = self._tuning(limits)
+        return mix
+
+    def _is_tuned(self, limits: Limits) -> bool:
+        return limits.engine is not None and limits.engine != VllmSettings()
+
+    def _tuning(self, limits: Limits) -> Tuning:
+        settings = limits.settings(VllmSettings())
+        own = self.admission is whole_sequence
+        if not own and (settings.watermark or not settings.scheduler_reserve_full_isl):
+            raise BadInput(
+                "watermark and scheduler_reserve_full_isl belong to vLLM's own admission; leave out "
+                "admission, watermarks and preemption_victim"
+            )
+        return Tuning(settings, limits, self.rules)
+
+    def check(self, limits: Limits, drafter: Drafter | None = None) -> None:
+        """Errors: BadInput for settings that this version does not have, or that leave prompts waiting."""
+        super().check(limits, drafter)
+        settings = limits.settings(VllmSettings())
+        settings.check_version(self.version)
+        tokens = settings.max_num_scheduled_tokens
+        if (
+            tokens is not None
+            and drafter is not None
+            and drafter.reserved
+            and self.drafting.slots_per_request
+        ):
+            raise BadInput(
+                "max_num_scheduled_tokens is not modelled beside a drafter that takes tokens of the step"
+            )
+        step = limits.max_num_batched_tokens if tokens is None else min(tokens, limits.max_num_batched_tokens)
+        if not settings.chunked_prefill and (limits.max_model_len is None or limits.max_model_len > step):
+            raise BadInput(
+                f"without chunked prefill a prompt must fit in one step, and max_model_len "
+                f"({limits.max_model_len}) is more than its {step} tokens; lower it, or raise "
+                "max_num_batched_tokens"
+            )
 
     def defaults(self, deployment: Deployment) -> dict[str, Any]:
         """What `vllm serve` takes."""
@@ -91,6 +150,16 @@ class VllmProfile(Profile):
         self, limits: Limits, log: EventLog, drafter: Drafter | None = None, *, numbered: bool = True
     ) -> Parts:
         """The parts of one replica's scheduler. Errors: BadInput as for `check`."""
+        parts = self._parts(limits, log, drafter, numbered=numbered)
+        settings = limits.settings(VllmSettings())
+        if settings.max_num_scheduled_tokens is not None:
+            parts.step.bound(settings.max_num_scheduled_tokens)
+        if settings.prefill_schedule_interval > 1 and self.rules.keeps_interval:
+            lifecycle = parts.lifecycle
+            parts = parts._replace(stride=SingleSteps(lifecycle, lifecycle.memory, parts.step))
+        return parts
+
+    def _parts(self, limits: Limits, log: EventLog, drafter: Drafter | None, *, numbered: bool) -> Parts:
         if not limits.groups:
             return super().parts(limits, log, drafter, numbered=numbered)
         self.check(limits, drafter)
@@ -132,6 +201,7 @@ VLLM = VllmProfile(
     offloads=True,
     hybrid=True,
     holds_longest=True,
+    intake=queue_limits,
     drafting=OLDEST.drafting,
 )
 

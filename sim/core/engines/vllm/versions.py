@@ -29,6 +29,8 @@ class VllmRules:
     `spares_computed`: nobody is preempted whose blocks would be kept for a step in flight; the running
     pass ends instead. `clips_max_tokens`: the server lowers a `max_tokens` beyond the model's length
     (renderers/params.py); before, it refuses the request.
+    `spares_lone_prompt`: the threshold of long prompts is not for a request that is alone.
+    `keeps_interval`: the interval of prompts is kept without data parallelism too.
     """
 
     drafting: DraftingRules = RESERVED
@@ -41,6 +43,8 @@ class VllmRules:
     clips_max_tokens: bool = False
     passes_over_stale: bool = False
     spares_computed: bool = False
+    spares_lone_prompt: bool = False
+    keeps_interval: bool = False
 
 
 OLDEST = VllmRules()
@@ -87,7 +91,15 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
             "falls_back_to_recent": True,
         },
     ),
-    ("0.31", {"passed_over_stay_ahead": False, "by_request": True, "reserves_drafts": 1}),
+    (
+        "0.31",
+        {
+            "passed_over_stay_ahead": False,
+            "by_request": True,
+            "reserves_drafts": 1,
+            "spares_lone_prompt": True,
+        },
+    ),
     (
         "0.33",
         {
@@ -106,6 +118,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
             "by_place": True,
             "reserves_drafts": 2,
             "polls_stores": True,
+            "keeps_interval": True,
         },
     ),
 )

@@ -28,7 +28,13 @@ from pagecast.sim.core.tiers.offloading import Offloading
 
 
 class WaitingPass:
-    """One step's way through the queue, until the batch, the budget or the blocks are used up."""
+    """One step's way through the queue, until the batch, the budget or the blocks are used up.
+
+    `margin`: blocks that an admission leaves free. `whole`: it needs room for the whole known sequence.
+    """
+
+    margin = 0
+    whole = True
 
     def __init__(
         self, step: Step, memory: Memory, queue: Queue, admission: Admission, rules: VllmRules
@@ -115,7 +121,8 @@ class WaitingPass:
         refused = whole if step.limits.groups else hit
         if not self.admission.admits(step, self.memory, self.queue, request, whole):
             return self._refuse(request, refused)
-        if not self.memory.fits_now(request, whole, room_tokens, self._reserved_blocks(offloading)):
+        reserved = self._reserved_blocks(offloading) + self.margin
+        if not self.memory.fits_now(request, whole, room_tokens, reserved):
             return self._refuse(request, refused)
         step.load(request, hit, external, room_tokens)
         for gate in self._gates:
@@ -141,29 +148,35 @@ class WaitingPass:
             return self._refuse(request, hit)
         start = step.head_start(request, hit)
         done = hit.tokens + start.tokens
-        tokens = step.joining_tokens(done, request.known_tokens - done, self.budget)
+        tokens = self._first_tokens(request, done)
         if not tokens:
             return False
-        if self._checks_room and not self.memory.fits_now(request, hit, step.with_lookahead(done + tokens)):
+        room_tokens = step.with_lookahead(done + tokens)
+        if self._checks_room and not self.memory.fits_now(request, hit, room_tokens, self.margin):
             return self._refuse(request, hit)
         step.admit(request, hit, start.tokens)
         self._run(request, tokens, start)
         return True
+
+    def _first_tokens(self, request: Request, done: int) -> int:
+        """Tokens that a request joins with, `done` of its tokens being there; 0: not in this step."""
+        return self.step.joining_tokens(done, request.known_tokens - done, self.budget)
 
     def _go_on(self, offloading: Offloading, request: Request) -> bool:
         """Admits a request that a load has brought tokens to; it holds their blocks."""
         step, memory = self.step, offloading.memory
         limit = step.limits.max_model_len
         known_tokens = request.known_tokens if limit is None else min(request.known_tokens, limit)
-        if memory.still_needed(request, known_tokens) > memory.free_blocks:
+        free_blocks = memory.free_blocks - self.margin
+        if self.whole and memory.still_needed(request, known_tokens) > free_blocks:
             return self._wait()
         memory.leave(request, request.computed_tokens)
         done = request.computed_tokens
-        tokens = step.joining_tokens(done, request.known_tokens - done, self.budget)
+        tokens = self._first_tokens(request, done)
         if not tokens:
             self.queue.passed_over = True
             return False
-        if memory.missing(request, step.with_lookahead(done + tokens)) > memory.free_blocks:
+        if memory.missing(request, step.with_lookahead(done + tokens)) > memory.free_blocks - self.margin:
             return self._wait()
         step.admit_loaded(request)
         self._run(request, tokens, NO_START)

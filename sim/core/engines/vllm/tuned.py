@@ -1,0 +1,192 @@
+"""vLLM's step under settings that most servers leave alone (`VllmSettings`).
+
+With them several prompts may be in chunks at once, with decoding requests between them. So where prompts are
+being computed, all requests take their tokens one by one in admission order.
+
+Source: vllm/v1/core/sched/scheduler.py, `Scheduler.schedule`, and kv_cache_manager.py, `allocate_slots`
+(0.24 to 0.33).
+"""
+
+from __future__ import annotations
+
+from pagecast.sim.core.engines.vllm.hybrid import VllmHybridMix
+from pagecast.sim.core.engines.vllm.mix import VllmMix
+from pagecast.sim.core.engines.vllm.settings import VllmSettings
+from pagecast.sim.core.engines.vllm.versions import VllmRules
+from pagecast.sim.core.engines.vllm.waiting import WaitingPass
+from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.head_start import HeadStart
+from pagecast.sim.core.memory.hit import Hit
+from pagecast.sim.core.memory.memory import Memory
+from pagecast.sim.core.queue import Queue
+from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.rules.rules import Admission
+from pagecast.sim.core.step import Step
+
+_WAITING = (State.WAITING, State.LOADING)
+
+
+class Tuning:
+    """The settings, and what they come to in the step being planned.
+
+    `margin`: blocks that an admission leaves free while others run. `longest_chunk`: tokens of a prompt in
+    the step at most; 0: any number. `holds`: no prompt is computed in the step. `computes`: one is.
+    """
+
+    def __init__(self, settings: VllmSettings, limits: Limits, rules: VllmRules) -> None:
+        self.settings = settings
+        self.margin = margin_of(settings, limits)
+        self.longest_chunk = 0
+        self.holds = False
+        self.computes = False
+        self.interval = settings.prefill_schedule_interval if rules.keeps_interval else 1
+        self.passed_over: set[Request] = set()
+        self._spares_lone = rules.spares_lone_prompt
+        self._step_tokens = limits.max_num_batched_tokens
+        self._latest = -self.interval  # the newest step that computed a prompt
+        self._behind = False  # the newest step that might admit prompts left some waiting
+
+    def begin(self, step: Step, queue: Queue) -> None:
+        """Starts a step."""
+        step.in_turn = False
+        self.computes = False
+        threshold = self.settings.long_prefill_token_threshold
+        if threshold and self._spares_lone:
+            requests = len(step.running.requests) + queue.size
+            if requests <= 1:
+                threshold = 0
+            elif self.settings.long_prefill_token_threshold_adaptive:
+                threshold = max(threshold, self._step_tokens // requests)
+        self.longest_chunk = threshold
+        self.holds = self._holds(step)
+
+    def _holds(self, step: Step) -> bool:
+        """Whether prompts wait for the interval to end: only while others generate and the queue is short."""
+        running = step.running
+        if self._behind or step.executed + 1 - self._latest >= self.interval:
+            return False
+        prompts = sum([request.state is State.PREFILL for request in running.chunked])
+        return len(running.requests) > prompts
+
+    def end(self, step: Step, queue: Queue) -> None:
+        """Takes note of what a step computes."""
+        if not self.holds and not step.preempted:
+            self.passed_over = {request for request in self.passed_over if request.state in _WAITING}
+            self._behind = queue.size > len(self.passed_over)
+        if self.computes:
+            self._latest = step.executed + bool(step.computing())
+
+
+class TunedPass(WaitingPass):
+    """The way through the queue under such settings."""
+
+    def __init__(
+        self,
+        step: Step,
+        memory: Memory,
+        queue: Queue,
+        admission: Admission,
+        rules: VllmRules,
+        tuning: Tuning,
+    ) -> None:
+        super().__init__(step, memory, queue, admission, rules)
+        self._tuning = tuning
+        self.whole = tuning.settings.scheduler_reserve_full_isl
+        self._checks_room |= not self.whole
+
+    @property
+    def margin(self) -> int:  # type: ignore[override]
+        """Blocks that an admission leaves free."""
+        return self._tuning.margin if self.step.running.requests else 0
+
+    def _pass_over(self, request: Request, *, lasting: bool = False) -> bool:
+        self._tuning.passed_over.add(request)
+        return super()._pass_over(request, lasting=lasting)
+
+    def _refuse(self, request: Request, hit: Hit) -> bool:
+        super()._refuse(request, hit)
+        if not self.whole and (self.step.limits.groups or self.step.left_out):
+            self.queue.blocked = False  # a chunk of the next step may have room
+        return False
+
+    def _first_tokens(self, request: Request, done: int) -> int:
+        tuning = self._tuning
+        remaining = request.known_tokens - done
+        if tuning.holds and remaining > 1:
+            return 0
+        longest = tuning.longest_chunk or remaining
+        if not tuning.settings.chunked_prefill and min(remaining, longest) > self.budget:
+            return 0
+        tokens = super()._first_tokens(request, done)
+        return min(tokens, longest) if tuning.longest_chunk else tokens
+
+    def _run(self, request: Request, tokens: int, start: HeadStart) -> None:
+        self._tuning.passed_over.discard(request)
+        self._tuning.computes |= request.known_tokens - request.computed_tokens > 1
+        super()._run(request, tokens, start)
+
+
+class Tuned(VllmMix):
+    """What such settings change in the step of any model."""
+
+    each_in_turn = True
+    tuning: Tuning
+
+    def fill(self, step: Step, memory: Memory, queue: Queue) -> None:
+        """Schedules the running requests, and waiting ones if nobody was preempted."""
+        self.tuning.begin(step, queue)
+        super().fill(step, memory, queue)
+        self.tuning.end(step, queue)
+
+    def _schedule_chunk(self, step: Step, memory: Memory, queue: Queue, request: Request) -> bool:
+        scheduled = super()._schedule_chunk(step, memory, queue, request)
+        self.tuning.computes |= request.state is State.PREFILL and step.computes(request)
+        return scheduled
+
+    def _next_chunk(self, step: Step, request: Request) -> int:
+        tuning = self.tuning
+        if tuning.holds and request.state is State.PREFILL:
+            return 0
+        tokens = super()._next_chunk(step, request)
+        return min(tokens, tuning.longest_chunk) if tuning.longest_chunk else tokens
+
+    def _schedule_decode(self, step: Step, memory: Memory, queue: Queue, request: Request) -> bool:
+        if step.in_turn and step.left() <= 0:
+            return False
+        if not super()._schedule_decode(step, memory, queue, request):
+            return False
+        step.turns += request.state is State.DECODE and request not in step.left_out
+        return True
+
+    def _schedule_waiting(self, step: Step, memory: Memory, queue: Queue) -> None:
+        TunedPass(step, memory, queue, self.admission, self.rules, self.tuning).run()
+
+
+class TunedMix(Tuned, VllmMix):
+    """The step for layers that all keep every token."""
+
+
+class TunedHybridMix(Tuned, VllmHybridMix):
+    """The step for layers that keep different tokens."""
+
+    def _schedule_waiting(self, step: Step, memory: Memory, queue: Queue) -> None:
+        self._memory.refused_blocks = 0
+        super()._schedule_waiting(step, memory, queue)
+
+
+class WithMargin:
+    """vLLM's admission under such settings."""
+
+    def __init__(self, settings: VllmSettings, limits: Limits) -> None:
+        self._margin = margin_of(settings, limits)
+        self._whole = settings.scheduler_reserve_full_isl
+
+    def admits(self, step: Step, memory: Memory, queue: Queue, request: Request, hit: Hit) -> bool:
+        """Whether the blocks of all known tokens are free, beside those that are left free."""
+        margin = self._margin if step.running.requests else 0
+        return not self._whole or memory.fits(request, hit, request.known_tokens, margin)
+
+
+def margin_of(settings: VllmSettings, limits: Limits) -> int:
+    """Blocks that an admission leaves free; vLLM counts its null block."""
+    return int(settings.watermark * (limits.num_blocks + 1))
