@@ -33,6 +33,7 @@ def _options() -> list[inspect.Parameter]:
         field_option("engine"),
         *start_options(),
     ]
+    names += ["enable_prefix_caching", "speculative_config"]  # what is loaded and kept beside the model
     return [*own, *(field_option(name) for name in names)]
 
 

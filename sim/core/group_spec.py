@@ -28,12 +28,13 @@ class KvKind(Enum):
 class GroupSpec:
     """Layers that share a block table. `block_size` is in tokens; `window` is the window's or chunk's length.
 
-    A group of recurrent states holds one block per request; its `block_size` does not count.
+    A group of recurrent states holds `states` blocks per request; its `block_size` does not count.
     """
 
     kind: KvKind
     block_size: int = 16
     window: int = 0
+    states: int = 1
 
     def skipped_tokens(self, computed: int) -> int:
         """Tokens, from the start, that no layer of the group reads once `computed` tokens are computed."""
@@ -49,7 +50,9 @@ class GroupSpec:
 
     def blocks_of(self, tokens: int) -> int:
         """Places that a block table of so many tokens has."""
-        return min(tokens, 1) if self.kind is KvKind.STATE else -(-tokens // self.block_size)
+        if self.kind is KvKind.STATE:
+            return min(tokens, 1) * self.states
+        return -(-tokens // self.block_size)
 
     def most_blocks(self, held_tokens: int, max_model_len: int | None) -> int:
         """Blocks that a request holds at most, however long it is: vLLM's cap in the admission check.

@@ -20,6 +20,11 @@ _SPLITS = 32
 # pieces and 140 KiB for each piece; a full decode graph adds about 1 MiB.
 _GRAPH_SET_BYTES, _GRAPH_PIECE_BYTES, _FULL_GRAPH_BYTES = 4 * MIB, 140 << 10, MIB
 
+# Sparse latent attention: longest sequences whose index keys, or unpacked latents, a workspace holds, and the
+# scores of a step (v1/attention/backends/mla/indexer.py, flashmla_sparse.py; model_executor/layers/
+# sparse_attn_indexer.py, VLLM_SPARSE_INDEXER_MAX_LOGITS_MB).
+_GATHERED_KEYS, _UNPACKED_LATENTS, _SCORE_BYTES = 40, 5, 512 * MIB
+
 # Model types that vLLM 0.24 runs on its second model runner, by architecture.
 _LEAN = {"qwen3", "llama", "mistral", "deepseek_v2", "qwen2_moe", "granitemoe"}
 
@@ -39,6 +44,28 @@ def workspace_bytes(gpu: Gpu) -> int:
     return 32 * MIB if gpu.peak_flops("bf16") > 500e12 or gpu.name == "H20" else 8 * MIB
 
 
+def _gathers(model: ModelFacts) -> bool:
+    """Whether an indexer's keys are gathered for prompts: where latents are chosen by one."""
+    a = model.attention
+    return bool(a.compressed) or (a.mla is not None and a.indexer is not None)
+
+
+def sparse_workspace_bytes(model: ModelFacts, max_model_len: int, kv_cache_dtype: str) -> int:
+    """Bytes that sparse latent attention keeps for prompts: gathered keys of the indexer, or latents.
+
+    Of a packed cache the latents of several longest sequences are unpacked into the same place.
+    """
+    if not _gathers(model):
+        return 0
+    a = model.attention
+    key_bytes = a.indexer.token_bytes if a.indexer else a.compressed.index_token_bytes if a.compressed else 0
+    gathered = _GATHERED_KEYS * max_model_len * key_bytes
+    if a.mla is None or "ds_mla" not in kv_cache_dtype:
+        return int(gathered)
+    latent = (a.mla.kv_lora_rank + a.mla.rope_dim) * 2
+    return int(max(gathered, _UNPACKED_LATENTS * max_model_len * latent))
+
+
 def activation_bytes(
     model: ModelFacts,
     gpu: Gpu,
@@ -49,7 +76,8 @@ def activation_bytes(
 ) -> int:
     """Bytes of tensors alive at the widest point of a step of that size, workspace included."""
     tokens, tp = max_num_batched_tokens, tensor_parallel_size
-    layer = tokens * max(_attention_stage(model, tp), _mlp_stage(model, tp))
+    scores = _SCORE_BYTES if _gathers(model) else 0
+    layer = max(tokens * _attention_stage(model, tp) + scores, tokens * _mlp_stage(model, tp))
     rows = min(max_num_seqs, tokens)
     sampler = tokens * model.hidden * model.dtype_bytes + rows * _sampler_row(model, lean)
     return max(layer, sampler) + workspace_bytes(gpu)

@@ -20,7 +20,9 @@ class Architecture:
     attends to everything, where the file has windows but no pattern; `alternating`: every second one.
     `recurrent`: the form of layers with a state ("delta", "kimi", "mamba"). `gated`: attention's output has
     a gate ("yes", or "option" where `attn_output_gate` isn't false). `router_bias`: experts are chosen with a
-    correction. `beside`: experts run beside an ordinary MLP in the same layer. `blocks`: names of the modules
+    correction. `draft_layers`: those that the checkpoint has for drafting, where the file does not say it or
+    the engine loads none; `draft_window`: they have a sliding window; `draft_dense`: and an ordinary MLP.
+    `beside`: experts run beside an ordinary MLP in the same layer. `blocks`: names of the modules
     of attention, recurrent layers, dense and sparse MLPs in checkpoints.
     """
 
@@ -43,6 +45,9 @@ class Architecture:
     expert_bias: bool = False
     sinks: bool = False
     compressed: bool = False
+    draft_layers: int | None = None
+    draft_window: bool = False
+    draft_dense: bool = False
     beside: bool = False
     norms_beside_experts: int = 0
     learned_positions: bool = False
@@ -60,9 +65,9 @@ _DEEPSEEK = Architecture(router_bias=True)
 _DEEPSEEK_V4 = Architecture(router_bias=True, sinks=True, compressed=True, blocks=("attn", "", "ffn", "ffn"))
 _KIMI = Architecture(recurrent="kimi", router_bias=True, blocks=("self_attn", "self_attn", "mlp", "mlp"))
 _SPARSE_BLOCK = ("self_attn", "", "mlp", "block_sparse_moe")
-_MINIMAX_M2 = Architecture(qk_norm="full", router_bias=True, blocks=_SPARSE_BLOCK)
+_MINIMAX_M2 = Architecture(qk_norm="full", router_bias=True, draft_layers=0, blocks=_SPARSE_BLOCK)
 _MINIMAX_M3 = Architecture(qk_norm="head", router_bias=True, blocks=_SPARSE_BLOCK)
-_STEP = Architecture(qk_norm="head", head_gated=True, router_bias=True)
+_STEP = Architecture(qk_norm="head", head_gated=True, router_bias=True, draft_window=True, draft_dense=True)
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(o_bias=True),
@@ -75,7 +80,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "ministral3": _LLAMA,
     "mixtral": Architecture(blocks=_SPARSE_BLOCK),
     "mimo": Architecture(qkv_bias=True),
-    "mimo_v2_flash": Architecture(router_bias=True),
+    "mimo_v2_flash": Architecture(router_bias=True, draft_layers=1, draft_window=True, draft_dense=True),
     "qwen2": _QWEN2,
     "qwen2_vl_text": _QWEN2,
     "qwen2_5_vl_text": _QWEN2,
@@ -84,7 +89,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3_moe": _QWEN3,
     "qwen3_vl_text": _QWEN3,
     "qwen3_vl_moe_text": _QWEN3,
-    "qwen3_next": _DELTA,
+    "qwen3_next": replace(_DELTA, draft_layers=1),
     "qwen3_5": _DELTA,
     "qwen3_5_text": _DELTA,
     "qwen3_5_moe": _DELTA,

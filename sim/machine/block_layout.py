@@ -7,7 +7,7 @@ equally many layers of one kind, the last one padded, so that any block can serv
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, lcm
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import GroupSpec, KvKind, unit_tokens
@@ -101,10 +101,12 @@ def _with_states(
     full = groups[0]
     token = full.elements_per_token * model.kv_element_bytes(kv_cache_dtype)
     step = max(block_size, _LATENT_STEP if full.kind is KvKind.LATENT else _SMALLEST_STEP)
+    step = lcm(step, recurrent.step_tokens)
     state = recurrent.bytes_of_state(tp, model.dtype_bytes)
     size = step * ceil(state / (step * token))
     attention = Pages(GroupSpec(full.kind, size), full.layers, round(size * token))
-    states = Pages(GroupSpec(KvKind.STATE, size), recurrent.layers, attention.page_bytes)
+    kept = GroupSpec(KvKind.STATE, size, states=recurrent.blocks)
+    states = Pages(kept, recurrent.layers, attention.page_bytes)
     if full.index_bytes:
         return _beside_index_keys(model, states, attention, full)
     layers = _layers_of_group([recurrent.layers, full.layers])

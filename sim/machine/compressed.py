@@ -11,7 +11,7 @@ vllm/v1/attention/backends/mla/sparse_swa.py (0.33).
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pagecast.sim.core.group_spec import KvKind
@@ -43,12 +43,27 @@ class CompressedCache(NamedTuple):
 class CompressedCaches:
     """What layers of compressed attention keep, and their matrix products.
 
-    `small`: a layer's parameters in no matrix product, as a mean over layers.
+    `small`: a layer's parameters in no matrix product, as a mean over layers. `index_token_bytes`: what a
+    token leaves among the indexer's keys of a layer.
     """
 
     caches: tuple[CompressedCache, ...]
     matrices: tuple[Matrix, ...]
     small: int
+    index_token_bytes: float = 0.0
+
+    def with_windows(self, count: int) -> CompressedCaches:
+        """With so many layers more that keep a window alone."""
+        every = max(cache.layers for cache in self.caches)  # the window is in all layers
+
+        def more(layers: int) -> int:
+            return layers + count if layers == every else layers
+
+        return replace(
+            self,
+            caches=tuple(cache._replace(layers=more(cache.layers)) for cache in self.caches),
+            matrices=tuple(matrix._replace(layers=more(matrix.layers)) for matrix in self.matrices),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +114,7 @@ def compressed_caches(s: CompressedShape) -> CompressedCaches:
         tuple(cache for cache in caches if cache.layers),
         tuple(matrix for matrix in matrices if matrix.layers),
         small=positions // n + norms,
+        index_token_bytes=index_key / INDEXED_RATIO,
     )
 
 

@@ -59,6 +59,16 @@ class Gpu:
         """Whether it is a Blackwell of compute capability 10."""
         return self.name in ("B200", "GB200", "B300", "GB300")
 
+    @property
+    def desktop_blackwell(self) -> bool:
+        """Whether it is a Blackwell of compute capability 12."""
+        return self.name in ("RTX 5090", "RTX PRO 5000", "RTX PRO 6000", "GB10")
+
+    @property
+    def blackwell(self) -> bool:
+        """Whether it is of NVIDIA's Blackwell generation."""
+        return self.data_center_blackwell or self.desktop_blackwell
+
     def matmul_flops(self, dtype: str) -> float:
         """FLOP/s that the best large matrix product reaches in `dtype`."""
         return self.peak_flops(dtype) * self.matmul_share

@@ -46,7 +46,9 @@ def loaded_weight_bytes(
     plain = (model.small_params() + model.learned_positions * model.hidden) * model.dtype_bytes
     towers = -(-model.tower_params // tp) * model.dtype_bytes
     rest = towers + model.uncounted_bytes // tp
-    return matrices + vocabulary + plain + rest + _rotary_bytes(model, max_model_len)
+    draft = model.draft_model
+    beside = loaded_weight_bytes(draft, tp, max_model_len) if draft else 0
+    return matrices + vocabulary + plain + rest + _rotary_bytes(model, max_model_len) + beside
 
 
 def _matrix_bytes(model: ModelFacts, linear: Linear) -> int:

@@ -46,6 +46,7 @@ _LEAST_BLOCKS = 2  # a usable one and the null block
 # Where a cache has no room but would have with these, they are named as what takes it.
 _USUAL_BLOCK_SIZE, _USUAL_BATCHED_TOKENS = 16, 8192
 _BEFORE_LOADING = ("CUDA context", "NCCL")  # items that are there before an engine loads weights
+_FP8_BY_ITSELF = ("glm_moe_dsa", "glm5_next_text")  # their KV, on data centre Blackwell
 _STATIC = ("weights", "libraries")  # items that SGLang's fraction is for, beside KV
 _MARGIN = "margin"  # the item that is left
 
@@ -180,7 +181,7 @@ class BudgetOptions:
     def of(cls, source: object, **more: Any) -> BudgetOptions:
         """Those among the attributes of a scenario, or of a replica's limits; `more`: those that it lacks."""
         names = [field.name for field in fields(cls) if hasattr(source, field.name)]
-        return cls(**{name: getattr(source, name) for name in names}, **more)
+        return cls(**{**{name: getattr(source, name) for name in names}, **more})
 
     def check(self) -> None:
         """Errors: BadInput for a limit out of range, and sizes below 1."""
@@ -257,18 +258,9 @@ def hbm_budget(model: ModelFacts, gpu: Gpu, options: BudgetOptions | None = None
 
 
 def _latent_dtype_notes(model: ModelFacts, gpu: Gpu, kv_cache_dtype: str) -> list[str]:
-    """What vLLM 0.33 makes of the KV dtype of sparse latent attention by itself, by the GPU."""
-    if model.attention.indexer is None or model.attention.mla is None:
-        return []
-    element_bytes = model.kv_element_bytes(kv_cache_dtype)
-    packed = "ds_mla" in kv_cache_dtype
-    if gpu.hopper and element_bytes == 1 and not packed:
-        return [
-            "on Hopper vLLM packs latents in fp8 with their scales (656 bytes, not 576): give kv_cache_dtype "
-            "fp8_ds_mla"
-        ]
-    fp8_here = model.model_type == "glm_moe_dsa" and gpu.data_center_blackwell
-    if fp8_here and kv_cache_dtype == "auto" and element_bytes == 2:
+    """What vLLM 0.33 makes of the KV dtype of sparse latent attention by itself, in this GPU's kernels."""
+    fp8_here = model.model_type in _FP8_BY_ITSELF and gpu.data_center_blackwell
+    if fp8_here and kv_cache_dtype == "auto" and model.kv_element_bytes(kv_cache_dtype) == 2:
         return ["on this GPU vLLM keeps this model's KV in fp8 unless told otherwise: give kv_cache_dtype"]
     return []
 
@@ -281,7 +273,7 @@ def _bytes_per_token(
     blocks_each = 0.0
     for spec in layout.specs:
         if spec.kind is KvKind.STATE:
-            blocks_each += 1
+            blocks_each += spec.states
             continue
         window_tokens = min(spec.window, tokens) if spec.window else tokens
         blocks_each += (window_tokens + (spec.block_size - 1) / 2) / spec.block_size
@@ -356,6 +348,13 @@ def _fixed_items(model: ModelFacts, gpu: Gpu, options: BudgetOptions) -> tuple[I
             "activations",
             activations.activation_bytes(model, gpu, tokens, seqs, tp, lean),
             f"peak of a step of {tokens} tokens",
+        ),
+        Item(
+            "sparse attention",
+            activations.sparse_workspace_bytes(
+                model, options.max_model_len or model.max_position, options.kv_cache_dtype
+            ),
+            "gathered keys of prompts",
         ),
         Item("libraries", LIBRARY_BYTES, "kernels loaded on first use"),
         Item("compilation", 0 if eager else COMPILE_BYTES, "none to 0.9 GiB; most on a first start"),

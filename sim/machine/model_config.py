@@ -67,6 +67,7 @@ def model_from_config(
         quantized=quantized.covers,
         weight_bits=quantized.weight_bits,
         kv_dtype=quantized.kv_dtype,
+        draft_plain=quantized.draft_plain,
         notes=tuple(notes),
     )
 
@@ -130,7 +131,17 @@ def _decoder(fields: ConfigFields, architecture: Architecture, kind: str, name: 
         more_matrices=more,
         more_small=small,
         untimed="compressed sparse attention" if architecture.compressed else "",
+        draft_layers=_draft_layers(fields)
+        if architecture.draft_layers is None
+        else architecture.draft_layers,
+        draft_window=architecture.draft_window,
+        draft_dense=architecture.draft_dense,
     )
+
+
+def _draft_layers(fields: ConfigFields) -> int:
+    """Layers that the checkpoint has for drafting."""
+    return fields.count("num_mtp_modules", "mtp_num_hidden_layers", "num_nextn_predict_layers")
 
 
 def _hyper_connections(fields: ConfigFields, hidden: int, layers: int) -> tuple[tuple[Matrix, ...], int]:
@@ -269,7 +280,7 @@ def _quantization(
         if (place := _place_of(linear.name)) in places
     )
     expert_dtype = fields.get("expert_dtype")
-    return read_quantization(scheme, fields.where, placed, dtype, expert_dtype)
+    return read_quantization(scheme, fields.where, placed, dtype, expert_dtype, facts.layers)
 
 
 def _place_of(name: str) -> str:

@@ -59,7 +59,7 @@ _SCALE_BYTES = 8
 # A latent of 512 values with a rotary key of 64, packed: values of 8 or 4 bits, their scales, and the rotary
 # key in 16 bits. (vllm/v1/attention/backends/mla/flashmla_sparse.py, 0.33)
 _PACKED_LATENT_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
-_PACKED_LATENT = (512, 64)
+_PACKED_LATENT, _PACKED_KEYS = 512, (64, 0)  # where there is no key its place stays empty
 _VOCAB_STEP = 64  # engines pad the vocabulary to a multiple of this, and split it evenly
 
 
@@ -120,7 +120,7 @@ class KvGroup(NamedTuple):
     layers: int
     elements_per_token: float  # of one layer, on one GPU
     kind: KvKind = KvKind.FULL
-    index_bytes: float = 0.0  # of one token in all layers: the indexer's keys, whatever the KV dtype
+    index_bytes: float = 0.0  # of one token in all layers: keys of an indexer, and a draft model's KV
     pair_flops: int = 0  # of one (query, key) pair in one layer, all heads
     chosen: int = 0  # tokens that a query attends to at most in `sparse_layers` of the layers
     sparse_layers: int = 0
@@ -133,7 +133,10 @@ class ModelFacts:
     `weight_dtype` is how most of its matrices are stored; `weight_bits` has the bits of a weight by the name
     of the matrix, where a checkpoint's own description tells them. `kv_dtype`: the KV dtype that the
     checkpoint asks for ("auto": none). `checkpoint_bytes`: the checkpoint's size where its index says it.
-    `untimed`: why steps can't be timed, if so.
+    `untimed`: why steps can't be timed, if so. `draft_layers`: those that the checkpoint has beside for
+    drafting, which engines load only then (`drafting`): with a window or without, with an ordinary MLP where
+    `draft_dense`, in the model's own dtype where `draft_plain`. `draft_model`: a model that is loaded and
+    cached beside this one.
     """
 
     name: str
@@ -164,6 +167,11 @@ class ModelFacts:
     kv_dtype: str = "auto"
     checkpoint_bytes: int | None = None
     untimed: str = ""
+    draft_layers: int = 0
+    draft_window: bool = False
+    draft_dense: bool = False
+    draft_plain: bool = False
+    draft_model: ModelFacts | None = None
     notes: tuple[str, ...] = ()
 
     # -- parameters ------------------------------------------------------------------------------
@@ -338,6 +346,11 @@ class ModelFacts:
             for window, n in Counter(a.windows).items():
                 group = KvGroup(window, n, elements, _kv_kind(a, window), pair_flops=_pair_flops(a))
                 groups.append(_indexed(group, a.indexer))
+        if self.draft_model is None:
+            return tuple(groups)
+        beside = self.draft_model.kv_bytes_per_token(kv_cache_dtype, tensor_parallel_size)
+        full = next((i for i, group in enumerate(groups) if not group.window), 0)
+        groups[full] = groups[full]._replace(index_bytes=groups[full].index_bytes + beside)
         return tuple(groups)
 
     def kv_bytes_per_token(self, kv_cache_dtype: str = "auto", tensor_parallel_size: int = 1) -> int:
@@ -382,7 +395,7 @@ class ModelFacts:
             )
         if dtype in _PACKED_LATENT_BYTES:
             mla = self.attention.mla
-            if mla is None or (mla.kv_lora_rank, mla.rope_dim) != _PACKED_LATENT:
+            if mla is None or mla.kv_lora_rank != _PACKED_LATENT or mla.rope_dim not in _PACKED_KEYS:
                 raise BadInput(
                     f"kv_cache_dtype {kv_cache_dtype!r} packs latents of 512 values with a rotary key of 64, "
                     f"which {self.name} does not have; use auto, bf16 or fp8"

@@ -22,6 +22,7 @@ from typing import Any
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.documents import read_json
+from pagecast.sim.machine.drafting import draft_bytes
 from pagecast.sim.machine.model_config import model_from_config
 from pagecast.sim.machine.model_facts import ModelFacts
 
@@ -196,10 +197,12 @@ def _sized_by_index(facts: ModelFacts, path: Path) -> ModelFacts:
     if isinstance(size, bool) or not isinstance(size, (int, float)) or size <= 0:
         raise BadInput(f"{path.parent / 'model.safetensors.index.json'}: metadata.total_size must be above 0")
     names = index.get("weight_map")
-    notes = facts.notes
-    if isinstance(names, dict) and any(_is_draft(name, facts.layers) for name in names):
-        notes += ("the checkpoint has draft layers, which count as loaded: engines load them only to draft",)
-    return replace(facts, checkpoint_bytes=int(size), notes=notes)
+    if not isinstance(names, dict) or not any(_is_draft(name, facts.layers) for name in names):
+        return replace(facts, checkpoint_bytes=int(size))
+    if facts.draft_layers:
+        return replace(facts, checkpoint_bytes=int(size) - draft_bytes(facts))
+    note = "the checkpoint has draft layers, which count as loaded: engines load them only to draft"
+    return replace(facts, checkpoint_bytes=int(size), notes=(*facts.notes, note))
 
 
 def _is_draft(name: str, layers: int) -> bool:

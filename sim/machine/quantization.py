@@ -13,6 +13,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -114,15 +115,21 @@ class Quantization:
     covers: str = "all"
     weight_bits: tuple[tuple[str, float], ...] = ()
     kv_dtype: str = "auto"
+    draft_plain: bool = False
 
 
 def read_quantization(
-    scheme: Any, where: str, placed: tuple[Placed, ...], dtype: str, expert_dtype: object = None
+    scheme: Any,
+    where: str,
+    placed: tuple[Placed, ...],
+    dtype: str,
+    expert_dtype: object = None,
+    depth: int = 0,
 ) -> Quantization:
     """The quantisation that `scheme` describes, of the matrices `placed`; none where it is no object.
 
-    `expert_dtype`: what the configuration says of its experts apart ("fp4": in mxfp4). Errors: BadInput for
-    methods and formats that are not known.
+    `expert_dtype`: what the configuration says of its experts apart ("fp4": in mxfp4). `depth`: layers of the
+    decoder, after which draft layers come. Errors: BadInput for methods and formats that are not known.
     """
     if not isinstance(scheme, Mapping):
         return Quantization()
@@ -149,7 +156,7 @@ def read_quantization(
         covers = "all"
     elif quantized == of_experts:
         covers = "experts"
-    return Quantization(main, covers, tuple(bits.items()), rules.kv_dtype)
+    return Quantization(main, covers, tuple(bits.items()), rules.kv_dtype, rules.leaves_out_drafts(depth))
 
 
 class _Rules:
@@ -198,6 +205,18 @@ class _Rules:
         if self._method == "mxfp4" and not name.startswith("expert"):
             return None
         return self._default
+
+    def leaves_out_drafts(self, layers: int) -> bool:
+        """Whether the MLPs of draft layers, which come after so many layers, are unquantised."""
+        if self._exact and self._default is None:
+            listed = self._scheme["quantized_layers"]
+            return not any("mtp." in name or f"layers.{layers}." in name for name in listed)
+        drafted = [
+            f"{layer}.{mlp}"
+            for layer in (f"model.layers.{layers}", "mtp.layers.0", "mtp.0")
+            for mlp in ("mlp.down_proj", "mlp.experts.0.down_proj", "ffn.experts.0.w2")
+        ]
+        return any(_covers(name, each) for name in self._left_out_names() for each in drafted)
 
     # -- what the description says
 
@@ -379,6 +398,13 @@ class _Names:
         if any(glob.search(name) for glob in (*self._globs["*"], *self._globs[str(layer)])):
             return True
         return any(each.match(f"{prefix}layers.{name}") for each in self._expressions for prefix in _PREFIXES)
+
+
+def _covers(name: str, module: str) -> bool:
+    """Whether a name of a list is that of a draft layer's module, or of one above it."""
+    if name.startswith("re:"):
+        return re.match(name[3:], module) is not None
+    return fnmatchcase(module, name.removeprefix("*.")) or module.startswith(f"{name}.")
 
 
 @cache

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pagecast.sim.machine.gpus import Gpu
 from pagecast.sim.machine.matrix import Matrix
 
 
@@ -21,7 +22,9 @@ class RecurrentLayers:
     `small`: parameters of one layer that are in no matrix product. `convolved`: channels of the convolution,
     `kernel` its width; of these `groups` times `group_channels` belong to groups that tensor parallelism
     copies where it can't split them. `state`: elements of the matrices of all heads, of `state_bytes` bytes
-    each (0: the model's own dtype). `leads`: the model's first layer with a cache is one of them.
+    each (0: the model's own dtype). `leads`: the model's first layer with a cache is one of them. `form`:
+    "delta", "kimi" or "mamba". `blocks`: states that a sequence holds in each layer. `step_tokens`: blocks
+    beside the states have a multiple of so many tokens.
     """
 
     layers: int
@@ -34,6 +37,13 @@ class RecurrentLayers:
     groups: int = 0
     group_channels: int = 0
     leads: bool = True
+    form: str = ""
+    blocks: int = 1
+    step_tokens: int = 1
+
+    def exported_on(self, gpu: Gpu) -> bool:
+        """Whether kernels on this GPU hand out states within a prompt (vLLM 0.33)."""
+        return self.form == "mamba" or (self.form == "delta" and (gpu.hopper or gpu.blackwell))
 
     def bytes_of_state(self, tensor_parallel_size: int, dtype_bytes: int) -> int:
         """Bytes of one sequence's state in one layer, on one of so many GPUs."""
@@ -82,6 +92,7 @@ def gated_delta_rule(
         state=h.value_heads * h.key_dim * h.value_dim,
         state_bytes=state_bytes,
         leads=leads,
+        form="delta",
     )
 
 
@@ -118,6 +129,7 @@ def kimi_delta_attention(
         state=heads.value_heads * heads.value_dim * heads.value_dim,
         state_bytes=4,
         leads=leads,
+        form="kimi",
     )
 
 
@@ -151,4 +163,5 @@ def mamba2(
         groups=heads.groups,
         group_channels=group_channels,
         leads=leads,
+        form="mamba",
     )

@@ -89,7 +89,9 @@ def _speculation(scenario: Scenario) -> Note | None:
     if config is None:
         return None
     with_weights = config.method not in ("ngram", "ngram_gpu")
-    memory = with_weights and scenario.num_gpu_blocks is None
+    loaded = scenario.loaded()
+    counted = loaded.draft_model is not None or loaded.layers > scenario.facts().layers
+    memory = with_weights and not counted and scenario.num_gpu_blocks is None
     return Note("speculation", lookup=config.method == "ngram", drafter_memory=memory)
 
 

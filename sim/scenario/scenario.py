@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from pagecast.sim.machine.block_layout import BlockLayout
     from pagecast.sim.machine.gpus import Gpu
     from pagecast.sim.machine.host_link import HostLinks
-    from pagecast.sim.machine.memory import HbmBudget
+    from pagecast.sim.machine.memory import BudgetOptions, HbmBudget
     from pagecast.sim.machine.model_facts import ModelFacts
     from pagecast.sim.speculation.config import SpeculativeConfig
 
@@ -84,6 +84,15 @@ def _checked_seed(seed: int) -> int:
     from pagecast.traces.seeds import checked_seed
 
     return checked_seed(seed)
+
+
+def _known_model(name: str) -> ModelFacts | None:
+    from pagecast.sim.machine.models import model
+
+    try:
+        return model(name)
+    except BadInput:
+        return None
 
 
 def _read_speculation(text: str) -> SpeculativeConfig | None:
@@ -343,21 +352,30 @@ class Scenario:
         """
         if self.num_gpu_blocks is not None:
             return None
-        from pagecast.sim.machine.memory import BudgetOptions, hbm_budget
+        from pagecast.sim.machine.memory import hbm_budget
 
-        profile = self.profile
-        options = BudgetOptions.of(
-            self,
-            static_fraction=profile.static_fraction,
-            held_batches=profile.held_batches(int(self.pipelined)),
-            **more,
-        )
-        budget = hbm_budget(self.facts(), self.card(), options)
+        profile, options = self.profile, self.budget_options(**more)
+        budget = hbm_budget(self.loaded(), self.card(), options)
+        if options.kv_cache_dtype != self.kv_cache_dtype:
+            note = f"{profile.title} packs latents by itself on this GPU: kv_cache_dtype {self.kv_dtype}"
+            budget = replace(budget, notes=(*budget.notes, note))
         if profile.holds_longest and self.kv_tokens is None:
             shortage = budget.shortage(self.max_model_len, options.held_tokens)
             if shortage:
                 raise BadInput(f"{profile.label} does not start: {shortage}")
         return budget
+
+    def budget_options(self, **more: Any) -> BudgetOptions:
+        """What the budget depends on beside model and GPU; `more` as for `budget`."""
+        from pagecast.sim.machine.memory import BudgetOptions
+
+        return BudgetOptions.of(
+            self,
+            static_fraction=self.profile.static_fraction,
+            held_batches=self.profile.held_batches(int(self.pipelined)),
+            kv_cache_dtype=self.kv_dtype,
+            **more,
+        )
 
     def limits(self, blocks_per_block: float = 1.0) -> Limits:
         """The replica's limits. Errors: BadInput where no KV block fits, or limits contradict each other.
@@ -463,6 +481,34 @@ class Scenario:
 
         return model(self.model, assume_dense=self.assume_dense)
 
+    def loaded(self) -> ModelFacts:
+        """The model as the engine holds it: with what drafts, and room for states that it keeps beside."""
+        facts, speculation = self.facts(), self.speculation
+        if speculation is None and facts.recurrent is None:
+            return facts
+        from pagecast.sim.machine.drafting import holding_states, with_draft_layers, with_draft_model
+
+        states = facts.recurrent
+        if speculation is not None and speculation.method == "mtp":
+            facts = with_draft_layers(facts)
+        elif speculation is not None and speculation.model is not None:
+            facts = with_draft_model(facts, speculation.model, _known_model(speculation.model))
+        drafts = 0 if speculation is None else speculation.num_speculative_tokens
+        if states is None or not self.enable_prefix_caching:
+            return holding_states(facts, drafts, 0)
+        exported = states.exported_on(self.card())
+        cached, tokens = self.profile.cached_states(exported=exported, whole=states.form == "mamba")
+        return holding_states(facts, drafts, cached, tokens)
+
+    @property
+    def kv_dtype(self) -> str:
+        """The dtype of the KV cache as the engine has it, which may pack latents by itself."""
+        if not self.profile.packs_latents:
+            return self.kv_cache_dtype
+        from pagecast.sim.machine.packed_latents import packed_dtype
+
+        return packed_dtype(self.facts(), self.card(), self.kv_cache_dtype)
+
     def card(self) -> Gpu:
         """The GPU's facts. Errors: BadInput for one that is not known."""
         from pagecast.sim.machine.gpus import gpu
@@ -496,10 +542,10 @@ class Scenario:
         from pagecast.sim.machine.block_layout import model_layout
 
         return model_layout(
-            self.facts(),
+            self.loaded(),
             self.block_size,
             tensor_parallel_size=self.tensor_parallel_size,
-            kv_cache_dtype=self.kv_cache_dtype,
+            kv_cache_dtype=self.kv_dtype,
             disable_hybrid_kv_cache_manager=self.disable_hybrid_kv_cache_manager,
         )
 
@@ -553,7 +599,7 @@ class Scenario:
             model=model,
             gpu=self.card(),
             tensor_parallel_size=self.tensor_parallel_size,
-            kv_cache_dtype=self.kv_cache_dtype,
+            kv_cache_dtype=self.kv_dtype,
             pipeline_depth=int(self.pipelined),
             engine=self.profile.priced_as or self.profile.name,
             max_num_seqs=self.max_num_seqs,

@@ -71,11 +71,24 @@ def token_bytes(specs: Specs) -> float:
     return total
 
 
-def specs_of(config: Config) -> Specs:
-    """The specifications of one GPU that holds the whole model. Errors: KeyError for another family."""
+def specs_of(config: Config, draft_tokens: int = 0) -> Specs:
+    """The specifications of one GPU that holds the whole model. Errors: KeyError for another family.
+
+    `draft_tokens`: so many are drafted by the checkpoint's own layers, which are loaded then.
+    """
     text = config.get("text_config") or config.get("llm_config") or config
     text = {**{k: v for k, v in config.items() if k not in ("text_config", "vision_config")}, **text}
+    text["draft_tokens"] = draft_tokens
     return _FAMILIES[text["model_type"]](text)
+
+
+def _drafts(c: Config) -> int:
+    """Draft layers that are loaded."""
+    if not c["draft_tokens"]:
+        return 0
+    return next(
+        (c[k] for k in ("num_mtp_modules", "mtp_num_hidden_layers", "num_nextn_predict_layers") if k in c), 0
+    )
 
 
 def _full(c: Config, heads: int, dim: int, v_dim: int | None = None, block: int = BLOCK) -> FullAttentionSpec:
@@ -101,7 +114,8 @@ def _dim(c: Config) -> int:
 
 def _plain(c: Config) -> Specs:
     heads = c.get("num_key_value_heads") or c["num_attention_heads"]
-    return {f"l{i}": _full(c, heads, _dim(c)) for i in range(c["num_hidden_layers"])}
+    layers = c["num_hidden_layers"] + (_drafts(c) if c["model_type"] == "mimo" else 0)
+    return {f"l{i}": _full(c, heads, _dim(c)) for i in range(layers)}
 
 
 def _by_types(c: Config) -> Specs:
@@ -111,6 +125,8 @@ def _by_types(c: Config) -> Specs:
         heads, dim = c["num_key_value_heads"], _dim(c)
         windowed = kind == "sliding_attention"
         specs[f"l{i}"] = _window(heads, dim, c["sliding_window"]) if windowed else _full(c, heads, dim)
+    for i in range(_drafts(c) if c["model_type"] == "step3p7" else 0):
+        specs[f"mtp{i}"] = _window(c["num_key_value_heads"], _dim(c), c["sliding_window"])
     return specs
 
 
@@ -126,7 +142,7 @@ def _gemma4(c: Config) -> Specs:
 
 def _mimo(c: Config) -> Specs:
     specs: Specs = {}
-    for i, windowed in enumerate(c["hybrid_layer_pattern"]):
+    for i, windowed in enumerate([*c["hybrid_layer_pattern"], *[1] * bool(c["draft_tokens"])]):
         if windowed:
             specs[f"l{i}"] = _window(
                 c["swa_num_key_value_heads"], c["swa_head_dim"], c["sliding_window_size"], c["swa_v_head_dim"]
@@ -182,16 +198,17 @@ def _index_keys(c: Config, block: int = BLOCK, tokens: int = 1) -> MLAAttentionS
 
 
 def _mla(c: Config) -> Specs:
-    return {f"l{i}": _latent(c) for i in range(c["num_hidden_layers"])}
+    return {f"l{i}": _latent(c) for i in range(c["num_hidden_layers"] + _drafts(c))}
 
 
 def _sparse_mla(c: Config) -> Specs:
     """DeepSeek V3.2 and GLM-5: layers that reuse an earlier choice have no indexer."""
     specs: Specs = {}
     often, offset = c.get("index_topk_freq", 1), c.get("index_skip_topk_offset", 2)
-    for i in range(c["num_hidden_layers"]):
+    layers = c["num_hidden_layers"]
+    for i in range(layers + _drafts(c)):
         specs[f"l{i}"] = _latent(c)
-        if max(i - offset + 1, 0) % often == 0:
+        if i >= layers or max(i - offset + 1, 0) % often == 0:
             specs[f"l{i}.index"] = _index_keys(c)
     return specs
 
@@ -199,7 +216,7 @@ def _sparse_mla(c: Config) -> Specs:
 def _minimax_m3(c: Config) -> Specs:
     sparse = c["sparse_attention_config"]
     specs: Specs = {}
-    for i, has in enumerate(sparse["sparse_attention_freq"]):
+    for i, has in enumerate([*sparse["sparse_attention_freq"], *[1] * _drafts(c)]):
         specs[f"l{i}"] = _full(c, c["num_key_value_heads"], c["head_dim"])
         if has:
             specs[f"l{i}.index"] = MLAAttentionSpec(
@@ -240,7 +257,7 @@ def _deepseek_v4(c: Config) -> Specs:
             model_version="deepseek_v4" if content else None,
         )
 
-    for i, ratio in enumerate(c["compress_ratios"][: c["num_hidden_layers"]]):
+    for i, ratio in enumerate(c["compress_ratios"][: c["num_hidden_layers"] + _drafts(c)]):
         dim, index = c["head_dim"], c["index_head_dim"]
         specs[f"l{i}.swa"] = recent(dim, c["sliding_window"], 64, BYTE, packed)
         if ratio <= 1:
@@ -272,14 +289,16 @@ def _delta(c: Config) -> Specs:
         c["linear_key_head_dim"],
         c["linear_value_head_dim"],
         c["linear_conv_kernel_dim"],
+        num_spec=c["draft_tokens"],
     )
     dtype = FP32 if c.get("mamba_ssm_dtype") == "float32" else BF16
     heads, dim = c["num_key_value_heads"], c["head_dim"]
     block, state = _with_states(shapes, (BF16, dtype), 2 * heads * dim * 2, latent=False)
     period = c.get("full_attention_interval", 4)
+    layers = c["num_hidden_layers"]
     return {
-        f"l{i}": state if (i + 1) % period else _full(c, heads, dim, block=block)
-        for i in range(c["num_hidden_layers"])
+        f"l{i}": state if i < layers and (i + 1) % period else _full(c, heads, dim, block=block)
+        for i in range(layers + _drafts(c))
     }
 
 
@@ -296,13 +315,14 @@ def _nemotron_h(c: Config) -> Specs:
         c["mamba_head_dim"],
         c["ssm_state_size"],
         c["conv_kernel"],
+        num_spec=c["draft_tokens"],
     )
     dtype = FP32 if c.get("mamba_ssm_cache_dtype") == "float32" else BF16
     heads, dim = c["num_key_value_heads"], c.get("head_dim") or c["attention_head_dim"]
     block, state = _with_states(shapes, (BF16, dtype), 2 * heads * dim * 2, latent=False)
     return {
         f"l{i}": state if letter == "M" else _full(c, heads, dim, block=block)
-        for i, letter in enumerate(letters)
+        for i, letter in enumerate([*letters, *"*" * _drafts(c)])
         if letter in "M*"
     }
 
@@ -312,13 +332,17 @@ def _kimi(c: Config) -> Specs:
     recurrent = set(linear["kda_layers"])
     first = 0 if 0 in recurrent else 1
     shapes = Shapes.kda_state_shape(
-        1, linear["num_heads"], linear["head_dim"], conv_kernel_size=linear["short_conv_kernel_size"]
+        1,
+        linear["num_heads"],
+        linear["head_dim"],
+        conv_kernel_size=linear["short_conv_kernel_size"],
+        num_spec=c["draft_tokens"],
     )
     token = (c["kv_lora_rank"] + c["qk_rope_head_dim"]) * 2
     block, state = _with_states(shapes, (BF16, FP32), token, latent=True)
     pool = c.get("index_kpool")
     specs: Specs = {}
-    for i in range(c["num_hidden_layers"]):
+    for i in range(c["num_hidden_layers"] + _drafts(c)):
         if i + first in recurrent:
             specs[f"l{i}"] = state
             continue

@@ -1,6 +1,6 @@
 """Table of model configurations: what pagecast makes of each, beside what the engine and transformers say.
 
-    python tests/benchmarks/model_sizes.py FOLDER [--markdown]
+    python tests/benchmarks/model_sizes.py FOLDER [--markdown] [--draft-tokens N]
 
 FOLDER has one folder for each model, called ORGANISATION--NAME, with its `config.json` (and
 `hf_quant_config.json`). Run it where vLLM 0.33 and transformers 5.24 can be imported, on any CPU. Per model:
@@ -9,6 +9,9 @@ FOLDER has one folder for each model, called ORGANISATION--NAME, with its `confi
   planning code (`engine_specs.py`);
 - parameters of the model that transformers builds without memory (PyTorch's meta device), weighed with the
   formats of the checkpoint's description by a reader of its own.
+
+`--draft-tokens`: with the checkpoint's draft layers loaded and so many tokens drafted; weights are left out
+then.
 
 `not compared`: transformers does not know the model, so that its weights stand unchecked.
 """
@@ -26,6 +29,7 @@ from typing import Any, NamedTuple
 from engine_specs import groups_of, specs_of, token_bytes
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.block_layout import model_layout
+from pagecast.sim.machine.drafting import holding_states, with_draft_layers
 from pagecast.sim.machine.model_facts import ModelFacts
 from pagecast.sim.machine.models import model
 
@@ -66,8 +70,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--draft-tokens", type=int, default=0)
     asked = parser.parse_args()
-    rows = [row(folder) for folder in sorted(asked.folder.iterdir()) if (folder / "config.json").exists()]
+    drafts = asked.draft_tokens
+    rows = [
+        row(folder, drafts) for folder in sorted(asked.folder.iterdir()) if (folder / "config.json").exists()
+    ]
     print("\n".join(markdown(rows) if asked.markdown else (str(each) for each in rows)))
     off = [each.name for each in rows if is_off(each)]
     print(
@@ -85,7 +93,7 @@ def is_off(each: Row) -> bool:
     )
 
 
-def row(folder: Path) -> Row:
+def row(folder: Path, draft_tokens: int = 0) -> Row:
     """The row of the model in a folder."""
     name = folder.name.replace("--", "/")
     config = json.loads((folder / "config.json").read_text())
@@ -95,10 +103,12 @@ def row(folder: Path) -> Row:
         facts = model(str(folder))
     except BadInput as error:
         return Row(name, refused=str(error).removeprefix(f"{folder}/config.json: "))
+    if draft_tokens:
+        facts = holding_states(with_draft_layers(facts), draft_tokens, 0)
     dtype = "auto" if facts.attention.compressed else "bf16"
-    specs = specs_of(config)
+    specs = specs_of(config, draft_tokens)
     there = token_bytes(specs)
-    weights = meta_bytes(config, scheme)
+    weights = None if draft_tokens else meta_bytes(config, scheme)
     return Row(
         name,
         facts.params / 1e9,

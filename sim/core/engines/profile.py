@@ -66,7 +66,8 @@ class Profile:
     (`Limits.groups`), which `hybrid` tells whether the engine serves. `intake` may reject a request when it
     is submitted. `offloads`: the engine has a host tier.
     `holds_longest`: it starts only where its KV cache holds a sequence of the longest length.
-    `static_fraction`: its fraction of memory is for weights and KV alone.
+    `static_fraction`: its fraction of memory is for weights and KV alone. `packs_latents`: it gives the KV of
+    sparse latent attention a packed dtype by itself.
 
     `publish_at_commit`: full blocks can be found from the commit of the step that computes them, not already
     from its plan; nothing can speculate then. `publish_output_at_end`: those of generated tokens from the end
@@ -100,6 +101,7 @@ class Profile:
     hybrid: bool = False
     holds_longest: bool = False
     static_fraction: bool = False
+    packs_latents: bool = False
     numbered: bool = True
     clips_max_tokens: bool = False
     drafting: DraftingRules = RESERVED
@@ -115,6 +117,14 @@ class Profile:
     def held_batches(self, pipeline_depth: int) -> int:
         """Steps whose tokens layers with a window hold beside it, where so many steps are planned ahead."""
         return 1
+
+    def cached_states(self, *, exported: bool, whole: bool) -> tuple[int, int]:
+        """States that a sequence holds in a layer beside its own where prefixes are cached, and their tokens.
+
+        `exported`: kernels hand out states within a prompt; `whole`: at any token. The tokens are those of
+        which a block has a multiple.
+        """
+        return 0, 1
 
     @property
     def known(self) -> tuple[str, ...]:

@@ -6,20 +6,27 @@ from pathlib import Path
 import pytest
 from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.machine.block_layout import model_layout
+from pagecast.sim.machine.drafting import holding_states, with_draft_layers
 from pagecast.sim.machine.models import model
 from pagecast.sim.machine.packed_groups import Pages, packed_groups
 
 # By vLLM 0.33's planning code on a CPU, one GPU, blocks of 16 tokens (tests/benchmarks/engine_specs.py).
 RECORDED = json.loads((Path(__file__).parent / "groups_vllm_0_33.json").read_text())
+# The same with the checkpoints' draft layers loaded and three tokens drafted.
+DRAFTED = json.loads((Path(__file__).parent / "groups_vllm_0_33_drafts.json").read_text())
 
 
-@pytest.mark.parametrize("name", RECORDED)
-def test_hybrid_models_are_grouped_as_vllm_groups_them(name: str) -> None:
-    facts = model(name)
+@pytest.mark.parametrize(
+    ("name", "drafts"), [*((name, 0) for name in RECORDED), *((name, 3) for name in DRAFTED)]
+)
+def test_hybrid_models_are_grouped_as_vllm_groups_them(name: str, drafts: int) -> None:
+    facts, there = model(name), (DRAFTED if drafts else RECORDED)[name]
+    if drafts:
+        facts = holding_states(with_draft_layers(facts), drafts, 0)
     layout = model_layout(facts, 16, kv_cache_dtype="auto" if facts.attention.compressed else "bf16")
     groups = sorted([spec.kind.value, spec.block_size] for spec in layout.specs)
-    assert groups == sorted(RECORDED[name]["groups"])
-    assert layout.block_bytes == RECORDED[name]["block_bytes"]
+    assert groups == sorted(there["groups"])
+    assert layout.block_bytes == there["block_bytes"]
 
 
 def test_pages_of_one_bucket_lie_side_by_side() -> None:

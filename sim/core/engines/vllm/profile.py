@@ -34,6 +34,8 @@ from pagecast.sim.core.stretch.single import SingleSteps
 from pagecast.sim.core.tiers.offloading import Offloading
 from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
 
+_EXPORT_TOKENS = 64  # FlashInfer's kernel for the delta rule exports states at multiples of this
+
 
 def whole_sequence(limits: Limits) -> Admission:
     """vLLM's admission."""
@@ -146,6 +148,12 @@ class VllmProfile(Profile):
         """All that are planned, since blocks leave a window once a step is computed."""
         return 1 + pipeline_depth if self.rules.windows.leaves_computed else 1
 
+    def cached_states(self, *, exported: bool, whole: bool) -> tuple[int, int]:
+        """The state at the last block's end; since 0.33 one more where kernels export it."""
+        if not (exported and self.rules.exports_states):
+            return 1, 1
+        return 2, 1 if whole else _EXPORT_TOKENS
+
     def parts(
         self, limits: Limits, log: EventLog, drafter: Drafter | None = None, *, numbered: bool = True
     ) -> Parts:
@@ -201,6 +209,7 @@ VLLM = VllmProfile(
     offloads=True,
     hybrid=True,
     holds_longest=True,
+    packs_latents=True,
     intake=queue_limits,
     drafting=OLDEST.drafting,
 )

@@ -31,6 +31,8 @@ class VllmRules:
     (renderers/params.py); before, it refuses the request.
     `spares_lone_prompt`: the threshold of long prompts is not for a request that is alone.
     `keeps_interval`: the interval of prompts is kept without data parallelism too.
+    `exports_states`: a block holds the state at a boundary within a prompt
+    (`MambaSpec.num_prefill_checkpoint_blocks`).
     """
 
     drafting: DraftingRules = RESERVED
@@ -45,6 +47,7 @@ class VllmRules:
     spares_computed: bool = False
     spares_lone_prompt: bool = False
     keeps_interval: bool = False
+    exports_states: bool = False
 
 
 OLDEST = VllmRules()
@@ -119,6 +122,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
             "reserves_drafts": 2,
             "polls_stores": True,
             "keeps_interval": True,
+            "exports_states": True,
         },
     ),
 )
