@@ -284,9 +284,9 @@ class ModelFacts:
 
     @property
     def active_params(self) -> int:
-        """Parameters that one token touches: of the routed experts only those it is sent to."""
+        """Parameters that a token of text touches: no towers, and of routed experts those it is sent to."""
         idle = sum(ln.params * (ln.experts - ln.active) // ln.experts for ln in self.linears())
-        return self.params - idle
+        return self.params - idle - self.tower_params
 
     def weight_bytes(self, tensor_parallel_size: int = 1) -> int:
         """Bytes of the weights on one GPU. Vocabulary matrices are split too; norms are on every GPU.

@@ -18,12 +18,14 @@ class _Form:
     """`gated`: three matrices in an MLP. `merger`: how patches become the decoder's rows.
 
     "square": a square matrix of the merged patches' width, then one to the decoder; "inner": through a given
-    inner width; "linear": one matrix. `mergers`: so many of them.
+    inner width; "linear": one matrix; "narrow": to the tower's width, to the decoder's, and a square one of
+    that. `mergers`: so many of them. `placed`: each patch of an image has a learned position.
     """
 
     gated: bool = False
     merger: str = "square"
     mergers: int = 1
+    placed: bool = False
 
 
 _FORMS = {
@@ -33,6 +35,8 @@ _FORMS = {
     "qwen3_vl_moe": _Form(mergers=4),
     "qwen3_5": _Form(),
     "qwen3_5_moe": _Form(),
+    "gemma3": _Form(merger="linear", placed=True),
+    "mistral3": _Form(gated=True, merger="narrow"),
     "gemma4": _Form(gated=True, merger="linear"),
     "kimi_k25": _Form(),
     "kimi_k3": _Form(),
@@ -67,10 +71,14 @@ def tower_params(config: Config, hidden: int) -> tuple[int, bool]:
     positions = sizes("num_position_embeddings", "position_embedding_size") * width
     if sizes("position_embedding_size"):
         positions *= 2  # one table for each side
+    if form.placed:
+        positions += (sizes("image_size") // patch) ** 2 * width
     grid = sizes("pos_emb_height", "init_pos_emb_height") * sizes("pos_emb_width", "init_pos_emb_width")
     merged = width * (sizes("spatial_merge_size", "merge_size") or 2) ** 2
     if form.merger == "linear":
         merger = width * hidden
+    elif form.merger == "narrow":
+        merger = merged * width + width * hidden + hidden * hidden
     elif form.merger == "inner":
         between = (
             sizes("projection_intermediate_size", "projector_hidden_size", "projector_input_dim") or hidden

@@ -511,6 +511,18 @@ def test_ways_to_say_which_layers_have_experts(changes: dict, sparse: int) -> No
     assert facts.moe and (facts.moe.layers, facts.moe.active, facts.dense_mlps) == (sparse, 2, 2 - sparse)
 
 
+@pytest.mark.parametrize(
+    ("name", "params"),  # as transformers 5.24 makes them, and of Llama 4 as a start's log has them
+    [
+        ("google/gemma-3-27b", 423_060_336),
+        ("mistralai/Mistral-Small-3.1-24B-2503", 438_958_080),
+        ("meta-llama/Llama-4-Scout-17B-16E", 0.870e9),
+    ],
+)
+def test_towers_of_models_known_by_name_are_counted(name: str, params: float) -> None:
+    assert model(name).tower_params == pytest.approx(params, rel=0.03) and not model(name).notes
+
+
 def test_a_tower_is_counted() -> None:
     vision = {
         "hidden_size": 32,
