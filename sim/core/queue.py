@@ -130,8 +130,11 @@ class Queue:
         """Takes a request out."""
         if self.forks.count and self.forks.drop(request):
             return
-        self._order_of(request).remove(request)
-        self._held.discard(request)
+        if self.holding is None:
+            self.order.remove(request)
+        else:
+            self._order_of(request).remove(request)
+            self._held.discard(request)
         self.size -= 1
 
     def release_forks(self, parent: Request) -> None:

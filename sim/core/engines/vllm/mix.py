@@ -27,6 +27,7 @@ class VllmMix:
         self.admission = admission
         self.victim = victim
         self.rules = rules
+        self._waiting: WaitingPass | None = None
 
     def fill(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Schedules the running requests, and waiting ones if nobody was preempted."""
@@ -128,7 +129,9 @@ class VllmMix:
 
     def _schedule_waiting(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Admits waiting requests in order until the batch, the budget or the blocks are used up."""
-        WaitingPass(step, memory, queue, self.admission, self.rules).run()
+        if self._waiting is None:
+            self._waiting = WaitingPass(step, memory, queue, self.admission, self.rules)
+        self._waiting.run()
 
 
 def enough_for_all(step: Step, memory: Memory) -> bool:

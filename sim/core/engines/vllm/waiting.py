@@ -28,9 +28,10 @@ from pagecast.sim.core.tiers.offloading import Offloading
 
 
 class WaitingPass:
-    """One step's way through the queue, until the batch, the budget or the blocks are used up.
+    """The way through the queue, until the batch, the budget or the blocks are used up.
 
-    `margin`: blocks that an admission leaves free. `whole`: it needs room for the whole known sequence.
+    One object serves all steps: `run` clears it. `margin`: blocks that an admission leaves free. `whole`: it
+    needs room for the whole known sequence.
     """
 
     margin = 0
@@ -45,11 +46,11 @@ class WaitingPass:
         self.admission = admission
         self.rules = rules
         self.offloading = step.offloading
-        self.budget = step.budget()
+        self.budget = 0
         self.aside: list[Request] = []
         # Whether an admission that the rule allows may still lack room now.
         self._checks_room = step.drafting or bool(step.limits.groups)
-        self._gates = gates_of(step, rules) if step.gated else []
+        self._gates: list[Gate] = []
         self._lasting = True  # whoever was passed over is, until a request comes or goes
 
     def run(self) -> None:
@@ -58,8 +59,15 @@ class WaitingPass:
         queue.blocked = queue.passed_over = queue.gated = False
         if not queue.size:
             return
-        running = self.step.running.requests
-        most = self.step.limits.max_num_seqs
+        step = self.step
+        self.budget = step.budget()
+        self._lasting = True
+        if self.aside:
+            self.aside = []
+        if step.gated:
+            self._gates = gates_of(step, self.rules)
+        running = step.running.requests
+        most = step.limits.max_num_seqs
         while self.budget > 0:
             request = queue.first()
             if request is None:
