@@ -63,12 +63,16 @@ class Load:
         "seconds between an answer and the next turn, likewise [0]", None, form=float
     )
     request_rate: float | None = option(
-        "requests per second, inf: all at once [inf; without a concurrency, a trace's own times]", None, gt=0
+        "requests per second, inf: all at once [inf; without a concurrency, a trace's own times]",
+        None,
+        gt=0,
+        le=inf,
     )
     burstiness: float | None = option(
         "shape of the gamma law of times between requests: below 1 in bursts, 1 Poisson, inf constant [1]",
         None,
         gt=0,
+        le=inf,
     )
     burst_size: int | None = option("requests that come at once [1]", None, ge=1)
     ramp_up_strategy: Literal["linear", "exponential"] | None = option(

@@ -176,6 +176,22 @@ def load(
 
     `reach` as in `trace_of`. Errors: BadInput.
     """
+    trace, scenario, notes = unsent(arguments, reach=reach)
+    sending = arguments.load
+    if trace is None:
+        trace = _made(scenario, arguments.reading, sending)
+    else:
+        trace = sending.sent(trace, scenario.seed)
+    return replace(trace, notes=(*notes, *trace.notes)) if notes else trace, scenario
+
+
+def unsent(
+    arguments: GivenScenario, *, reach: Callable[[Trace, float], Trace] | None = None
+) -> tuple[Trace | None, Scenario, tuple[str, ...]]:
+    """The trace as it is read (None: the load makes requests), the scenario, and notes on a launch and a log.
+
+    Errors: BadInput.
+    """
     name = arguments.trace
     folder = Path(name or "")
     if name is not None and name not in sample_names() and os.path.isfile(folder / "trace.parquet"):
@@ -184,8 +200,7 @@ def load(
             arguments = replace(arguments, scenario=beside)
         name = str(folder / "trace.parquet")
     scenario, notes = started(arguments)
-    trace = trace_of(name, scenario, arguments.reading, arguments.load, reach=reach)
-    return replace(trace, notes=(*notes, *trace.notes)) if notes else trace, scenario
+    return None if name is None else _read(name, scenario, arguments.reading, reach), scenario, notes
 
 
 def trace_of(
@@ -203,6 +218,13 @@ def trace_of(
     """
     if name is None:
         return _made(scenario, options, sending)
+    return sending.sent(_read(name, scenario, options, reach), scenario.seed)
+
+
+def _read(
+    name: str, scenario: Scenario, options: LoadOptions, reach: Callable[[Trace, float], Trace] | None
+) -> Trace:
+    """A trace as the options say, its arrivals scaled. Errors: BadInput."""
     speedup, rate = options.speedup, options.rate
     if not 0 < speedup < float("inf"):
         raise BadInput(f"--speedup is {speedup}; it must be above 0")
@@ -215,7 +237,7 @@ def trace_of(
         trace = (reach or _at_rate)(trace, rate)
     elif speedup != 1:
         trace = scale(trace, speedup)
-    return sending.sent(trace, scenario.seed)
+    return trace
 
 
 def _made(scenario: Scenario, options: LoadOptions, made: Load) -> Trace:

@@ -15,10 +15,14 @@ from pagecast.planner_app.commands.scenario_options import (
     GivenScenario,
     WorkArguments,
     load,
+    unsent,
 )
 from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.fleet.options import EmittedTrial
+from pagecast.planner_app.planner.load_fields import load_fields
+from pagecast.planner_app.planner.sweep.loads import Loads
 from pagecast.planner_app.planner.sweep.options import SweepOptions
+from pagecast.planner_app.planner.sweep.space import knob_name, parse_space
 from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from pydantic import Field
@@ -27,6 +31,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from pagecast.planner_app.planner.sweep.study import SweepResult
     from pagecast.sim.scenario import Scenario
+    from pagecast.traces.schema import Trace
 
 _MOST_ROWS = 20
 CHEAPEST = "cheapest.yaml"  # the scenario of the cheapest replica, in a study's folder
@@ -72,8 +77,8 @@ def sweep_command(
     if ask.search is None and "generation" in ask.model_fields_set:
         refuse_options({"generation": ask.generation}, "is for a search: give --search N as well")
     _refuse_knobs_values(ask, arguments, fleet)
-    work, scenario = load(arguments)
-    question = SweepQuestion(work, scenario, ask, fleet.settings() if fleet.any else None)
+    work, scenario, loads = _loads(arguments, ask)
+    question = SweepQuestion(work, scenario, ask, fleet.settings() if fleet.any else None, loads)
     with executor(many) as run, console.progress("trials", question.count) as update:
         result = sweep(question, run, out=output.out, progress=update)
     if output.out is not None and (best := scenario_of_cheapest(result)) is not None:
@@ -98,11 +103,21 @@ def sweep_command(
         raise typer.Exit(1)
 
 
+def _loads(arguments: GivenScenario, ask: SweepOptions) -> tuple[Trace, Scenario, Loads | None]:
+    """The requests, the scenario, and the load where the space has fields of one: then of its first point."""
+    if not any(knob_name(text) in load_fields() for text in ask.settings):
+        return *load(arguments), None
+    trace, scenario, _ = unsent(arguments)
+    loads = Loads(arguments.load, trace, scenario.seed)
+    knobs = parse_space(ask.settings, scenario, fleet=True, load=True).knobs
+    return loads.at({knob.name: (*knob.values, knob.low)[0] for knob in knobs}), scenario, loads
+
+
 def _refuse_knobs_values(ask: SweepOptions, arguments: GivenScenario, fleet: FleetOptions) -> None:
     """Errors: BadInput for an option whose value every trial replaces by the knob's."""
-    fixed = {**arguments.fields, "replicas": fleet.replicas, "router": fleet.router}
+    fixed = {**arguments.fields, **arguments.load.given(), "replicas": fleet.replicas, "router": fleet.router}
     for text in ask.settings:
-        name = text.partition("=")[0].strip().replace("-", "_")
+        name = knob_name(text)
         given = {name.replace("_", "-"): fixed.get(name)}
         refuse_options(given, f"is what --set {text} varies: leave one of them out")
 

@@ -27,3 +27,12 @@ def make_load(fields: Mapping[str, Any], where: str = "load") -> Load:
         raise BadInput(f"{where}: {problem}") from None
     except BadInput as error:  # fields at odds with each other
         raise BadInput(f"{where}: {error}") from None
+
+
+def checked_field(name: str, value: Any) -> str | int | float | None:
+    """A field of a load by itself, as a load takes it. Errors: BadInput."""
+    try:
+        checked: str | int | float | None = getattr(flat_model(Load)(**{name: value}), name)
+        return checked
+    except ValidationError as error:
+        raise BadInput(field_problem(error, flat_model(Load), document="a load")) from None

@@ -16,6 +16,7 @@ from pagecast.planner_app.planner.gate.baseline import digest
 from pagecast.planner_app.planner.prices import priced
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.sweep import search
+from pagecast.planner_app.planner.sweep.loads import Loads
 from pagecast.planner_app.planner.sweep.options import SweepOptions
 from pagecast.planner_app.planner.sweep.space import Point, Space, parse_space
 from pagecast.planner_app.planner.sweep.store import Trial
@@ -39,21 +40,23 @@ COSTS = ("usd_per_hour", "usd_per_million_output_tokens", "gpus", "gpu_hours")
 class SweepQuestion:
     """A sweep before it runs. Equal questions have equal answers, on any number of workers.
 
-    With `fleet`, or a knob of fleets in the space, every trial is of a fleet. `prices` are those of `ask` by
-    the GPUs' full names, `objectives` those of `ask` or the usual ones. Errors: BadInput for what can't be
-    asked.
+    With `fleet`, or a knob of fleets in the space, every trial is of a fleet. With `loads` the space may have
+    fields of a load, and each trial is served its own requests: `trace` are those of the first. `prices` are
+    those of `ask` by the GPUs' full names, `objectives` those of `ask` or the usual ones. Errors: BadInput
+    for what can't be asked.
     """
 
     trace: Trace
     scenario: Scenario
     ask: SweepOptions
     fleet: FleetSettings | None = None
+    loads: Loads | None = None
     space: Space = field(init=False)
     prices: Mapping[str, float] = field(init=False)
     objectives: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        space = parse_space(self.ask.settings, self.scenario, fleet=True)
+        space = parse_space(self.ask.settings, self.scenario, fleet=True, load=self.loads is not None)
         object.__setattr__(self, "space", space)
         if self.fleet is None and any(knob.name in fleet_knobs.KNOBS for knob in space.knobs):
             object.__setattr__(self, "fleet", FleetSettings.make({}))
@@ -108,7 +111,7 @@ class SweepQuestion:
 
     def work(self) -> Trials:
         """The work of the sweep's trials, as executors send it to worker processes."""
-        return Trials(self.trace, self.scenario, self.level, self.fleet)
+        return Trials(self.trace, self.scenario, self.level, self.fleet, self.loads)
 
     def figures(self, trial: Trial) -> dict[str, Figure]:
         """A trial's figures with what its GPUs cost."""
@@ -158,6 +161,8 @@ class SweepQuestion:
             "pagecast version": __version__,
             "files": self._files(),
         }
+        if self.loads is not None:
+            about["load"] = self.loads.load.given()
         if self.fleet is not None:
             about["fleet"] = self.fleet.model_dump(mode="json")
         if self.ask.search is not None:

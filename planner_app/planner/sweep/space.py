@@ -3,7 +3,7 @@
 `block_size=16,32,64` lists values; `gpu_memory_utilization=0.8:0.95:0.05` steps from one to another, both
 included; `max_num_seqs=32:512:x2` multiplies. `kv_tokens=100000:400000`, without a step, is for a search,
 which draws from all that lies between. A sweep of fleets has the knobs `replicas`, `prefill_replicas` and
-`router` as well.
+`router` as well, and one whose load is known its fields: `concurrency=1,4,16`.
 
     >>> from pagecast.planner_app.planner.sweep.space import parse_space
     >>> from pagecast.sim.scenario import Scenario
@@ -14,7 +14,7 @@ which draws from all that lies between. A sweep of fleets has the knobs `replica
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from itertools import product
@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 from pagecast.planner_app.planner.fleet import knobs as fleet_knobs
+from pagecast.planner_app.planner.load_fields import checked_field, load_fields
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.documents import unknown_field
 from pagecast.sim.machine.gpus import gpu as find_gpu
@@ -92,8 +93,8 @@ def shown(value: KnobValue) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def parse_space(settings: Sequence[str], base: Scenario, *, fleet: bool = False) -> Space:
-    """Reads `name=values` of each knob; with `fleet` those of a fleet too (`fleet.knobs`).
+def parse_space(settings: Sequence[str], base: Scenario, *, fleet: bool = False, load: bool = False) -> Space:
+    """Reads `name=values` of each knob; with `fleet` those of a fleet (`fleet.knobs`), with `load` a load's.
 
     Errors: BadInput for what no scenario like `base` could have. It begins with the text at fault, and names
     no option: commands have several for it.
@@ -102,7 +103,7 @@ def parse_space(settings: Sequence[str], base: Scenario, *, fleet: bool = False)
         raise BadInput("nothing to sweep; say --set block_size=16,32,64 (any field of the scenario)")
     knobs: dict[str, Knob] = {}
     for text in settings:
-        knob = _knob(text, base, fleet)
+        knob = _knob(text, base, (*(fleet_knobs.KNOBS if fleet else ()), *(load_fields() if load else ())))
         if knob.name in knobs:
             raise BadInput(f"{text}: {knob.name} is set twice; put its values into one list")
         knobs[knob.name] = knob
@@ -115,13 +116,17 @@ def parse_space(settings: Sequence[str], base: Scenario, *, fleet: bool = False)
     return Space(tuple(knobs.values()))
 
 
-def _knob(text: str, base: Scenario, fleet: bool) -> Knob:
-    name, equals, values_text = text.partition("=")
-    name = name.strip().replace("-", "_")
+def knob_name(text: str) -> str:
+    """The name in a setting."""
+    return text.partition("=")[0].strip().replace("-", "_")
+
+
+def _knob(text: str, base: Scenario, others: Collection[str]) -> Knob:
+    name, (_, equals, values_text) = knob_name(text), text.partition("=")
     if not equals or not values_text.strip():
         raise BadInput(f"{text}: write NAME=VALUE,VALUE or NAME=FROM:TO:STEP")
-    if name not in Scenario.flat_fields() and not (fleet and name in fleet_knobs.KNOBS):
-        raise BadInput(f"{text}: {unknown_field(name, Scenario.flat_fields())}")
+    if name not in Scenario.flat_fields() and name not in others:
+        raise BadInput(f"{text}: {unknown_field(name, [*Scenario.flat_fields(), *load_fields(), *others])}")
     parts = [part.strip() for part in values_text.split(",")]
     if is_number(name) and len(parts) == 1 and parts[0].count(":") == 1:
         return _between(name, text, parts[0], base)
@@ -137,9 +142,11 @@ def _knob(text: str, base: Scenario, fleet: bool) -> Knob:
 
 
 def is_number(name: str) -> bool:
-    """Whether a field of the scenario, or a knob of a fleet, holds numbers."""
+    """Whether a field of the scenario or of a load, or a knob of a fleet, holds numbers."""
     if name in fleet_knobs.KNOBS:
         return name in fleet_knobs.COUNTS
+    if name in load_fields():
+        return value_type(load_fields()[name]) in (int, float)
     return value_type(Scenario.flat_fields()[name]) in (int, float)
 
 
@@ -176,6 +183,8 @@ def _value(name: str, text: str, written: str, base: Scenario) -> KnobValue:
             return fleet_knobs.checked(name, written)
         except BadInput as error:
             raise BadInput(f"{text}: {error}") from None
+    if name in load_fields():
+        return _of_load(name, text, written)
     try:
         value: Any = None if written.lower() == "none" else parse_yaml(written)
     except yaml.YAMLError:
@@ -191,3 +200,12 @@ def _value(name: str, text: str, written: str, base: Scenario) -> KnobValue:
     except BadInput as error:
         raise BadInput(f"{text}: {error}") from None
     return changed.flat()[name]
+
+
+def _of_load(name: str, text: str, written: str) -> KnobValue:
+    """A value of a load's field. What it needs beside it is checked with each trial's load."""
+    value: Any = None if written.lower() == "none" else parse_yaml(written) if is_number(name) else written
+    try:
+        return checked_field(name, float(value) if value == "inf" else value)
+    except BadInput as error:
+        raise BadInput(f"{text}: {error}") from None

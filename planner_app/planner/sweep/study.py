@@ -69,12 +69,14 @@ class SweepResult:
         """The row of the cheapest replica that meets the SLO; None where no trial does.
 
         Of equals one on the front; of these the one with most margin, or without an SLO the one of the lowest
-        p99 TTFT.
+        p99 TTFT. Where the load varies, the one of most output tokens per second.
         """
         meets = self.table[self.table["meets"]]
         if not len(meets):
             return None
-        margin = -meets["margin"].to_numpy(np.float64) if self.question.slo else meets["ttft_p99_s"]
+        by = "margin" if self.question.slo else "ttft_p99_s"
+        by = by if self.question.loads is None else "output_tokens_per_s"
+        margin = meets[by].to_numpy(np.float64) * (1 if by == "ttft_p99_s" else -1)
         order = meets.assign(_off_front=~meets["on_front"].astype(bool), _last=margin)
         order = order.sort_values([self.cost, "_off_front", "_last", "number"], kind="stable")
         return record(order.drop(columns=["_off_front", "_last"]).head(1))

@@ -73,6 +73,7 @@ def answer(result: SweepResult) -> str:
     level = f" that meets {question.slo}" if question.slo else ""
     others = int((table["meets"] & (table[result.cost] == best[result.cost])).sum()) - 1
     reason = "the tightest term of the SLO has most room" if question.slo else "p99 TTFT is lowest"
+    reason = reason if question.loads is None else "output tokens per second are most"
     choice = "Pareto-optimal one" if best["on_front"] else "one"
     equal = f" Of {others + 1} that cost the same it is the {choice} where {reason}." if others else ""
     if not best["on_front"]:

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagecast.planner_app.planner.fleet.knobs import KNOBS, fleet_at
+from pagecast.planner_app.planner.load_fields import load_fields
 from pagecast.planner_app.planner.served import RequestCounts
 from pagecast.planner_app.planner.slo import Slo, TermVerdict
+from pagecast.planner_app.planner.sweep.loads import Loads
 from pagecast.planner_app.planner.sweep.space import Point
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
@@ -88,6 +90,7 @@ class Trials:
     scenario: Scenario
     level: Slo
     fleet: FleetSettings | None = None
+    loads: Loads | None = None
 
     def run(self, point: Point) -> TrialResult:
         """Serves the trace at `point`. A scenario that can't run (no room for a block) says why."""
@@ -104,13 +107,14 @@ class Trials:
 
     def _replay(self, point: Point) -> Result:
         scenario = at(self.scenario, point)
+        trace = self.trace if self.loads is None else self.loads.at(point)
         if self.fleet is None:
             check_memory(scenario)
-            return replay(self.trace, scenario, keep_steps=False)
+            return replay(trace, scenario, keep_steps=False)
         fleet = fleet_at(self.fleet, point)
         for number in range(len(fleet.groups)):
             check_memory(fleet.group_scenario(number, scenario))
-        return replay_fleet(self.trace, scenario, fleet, keep_steps=False)
+        return replay_fleet(trace, scenario, fleet, keep_steps=False)
 
 
 def _margin(term: TermVerdict) -> float:
@@ -122,7 +126,7 @@ def _margin(term: TermVerdict) -> float:
 
 def at(scenario: Scenario, point: Mapping[str, Any]) -> Scenario:
     """The scenario at a point of the space. Errors: BadInput where its fields contradict each other."""
-    fields = {name: value for name, value in point.items() if name not in KNOBS}
+    fields = {name: value for name, value in point.items() if name not in (*KNOBS, *load_fields())}
     return Scenario.make({**scenario.flat(), **fields}, "sweep")
 
 

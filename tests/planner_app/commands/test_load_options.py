@@ -89,3 +89,33 @@ def test_a_check_may_make_its_requests(tmp_path: Path, body, refusal):
 )
 def test_what_contradicts_a_load_is_refused(arguments: tuple[object, ...], problem: str, refusal):
     assert problem in refusal(*arguments)
+
+
+def test_a_sweep_varies_the_load(body):
+    made = ("--input-len", 200, "--num-prompts", 40)
+    found = body("sweep", *made, *SERVER, "--set", "concurrency=1,10", "--set", "output-len=5,uniform:10-20")
+    rows = {(row["concurrency"], row["output_len"]): row for row in found["trials"]}
+    assert len(rows) == 4 and all(row["completed"] == 40 for row in rows.values())
+    assert rows[1, "5"]["output_tokens"] == 200 < rows[10, "uniform:10-20"]["output_tokens"]
+    assert rows[1, "5"]["ttft_p99_s"] < rows[10, "5"]["ttft_p99_s"]
+    # It is the load, not the scenario, that varies: the most that the replica gives is told.
+    assert found["cheapest"]["concurrency"] == 10
+    served = body("replay", *made, *SERVER, "--concurrency", 10, "--output-len", 5)
+    assert rows[10, "5"]["ttft_p99_s"] == served["ttft_s"]["p99"]
+
+
+def test_a_load_in_a_sweep_is_checked(refusal):
+    swept = ("sweep", *MADE, *SERVER)
+    assert "concurrency=0,2: concurrency is 0" in refusal(*swept, "--set", "concurrency=0,2")
+    assert "did you mean concurrency?" in refusal(*swept, "--set", "concurency=1,2")
+    both = refusal(*swept, "--concurrency", 4, "--set", "concurrency=1,2")
+    assert "--concurrency is what --set concurrency=1,2 varies" in both
+    trace = refusal("sweep", "chat", *SERVER, "--set", "input_len=10,20")
+    assert "input_len makes requests, and a trace has its own" in trace
+
+
+def test_rates_may_be_infinite(body):
+    at_once = body("replay", *MADE, *SERVER, "--request-rate", "inf")
+    assert at_once["makespan_s"] == body("replay", *MADE, *SERVER)["makespan_s"]
+    even = body("replay", *MADE, *SERVER, "--request-rate", 4, "--burstiness", "inf")
+    assert even["makespan_s"] >= 39 / 4
