@@ -95,7 +95,8 @@ INTEGERS = (
 )
 SECONDS = ("arrival_s", "gap_s", "cancel_after_s")
 NAMES = ("session", "model", "adapter", "tokenizer", "positional", "salt", "tenant", "namespace")
-MEASURED = ("ttft_s", "e2e_s")  # latencies that results of a benchmark have beside the requests
+# Latencies that results of a benchmark have beside the requests; the last: longest time between two tokens.
+MEASURED = ("ttft_s", "e2e_s", "longest_gap_s")
 TEXTS = (*NAMES, "retention", "multimodal", "drafts", "accepted_drafts")
 DEFAULTS: dict[str, Any] = {
     "max_tokens": 0,

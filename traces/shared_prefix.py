@@ -7,14 +7,17 @@ from dataclasses import replace
 import numpy as np
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.content import own_prompt
-from pagecast.traces.schema import Spans, Trace, starts
+from pagecast.traces.schema import Ints, Spans, Trace, starts
 from pagecast.traces.seeds import checked_seed
 
 
-def with_hit_rate(trace: Trace, rate: float, *, block_tokens: int = 16, seed: int = 0) -> Trace:
+def with_hit_rate(
+    trace: Trace, rate: float, *, block_tokens: int = 16, seed: int = 0, even: bool = False
+) -> Trace:
     """The trace with prompts that begin with a share `rate` of one text, in blocks of `block_tokens`.
 
-    A cache that holds this text then has the hit rate. Where the hits of a server really come from, and what
+    `even`: with equally many tokens of it, as system prompts are, but for prompts that are shorter. A cache
+    that holds this text then has the hit rate. Where the hits of a server really come from, and what
     they need to stay in the cache, its hit rate does not tell. Errors: BadInput for a rate out of 0 to 1.
     """
     if not 0 <= rate <= 1:
@@ -22,7 +25,8 @@ def with_hit_rate(trace: Trace, rate: float, *, block_tokens: int = 16, seed: in
     tokens = trace.integers("input_tokens")
     random = np.random.default_rng(checked_seed(seed))
     # Whole blocks are found again, and a token of each prompt is computed: round up as often as it takes.
-    blocks = np.floor(tokens * rate / block_tokens + random.random(len(tokens))).astype(np.int64)
+    own_share = np.minimum(_even_length(tokens, rate), tokens) if even else tokens * rate
+    blocks = np.floor(own_share / block_tokens + random.random(len(tokens))).astype(np.int64)
     shared = np.minimum(blocks, (tokens - 1) // block_tokens) * block_tokens
     rest = tokens - shared
     own = np.array([own_prompt(row) for row in range(len(tokens))], dtype=np.int64)
@@ -31,10 +35,28 @@ def with_hit_rate(trace: Trace, rate: float, *, block_tokens: int = 16, seed: in
     content, offset, length = (np.zeros(int(first[-1]), dtype=np.int64) for _ in range(3))
     content[first[1:] - 1], length[first[1:] - 1] = own, rest
     length[first[:-1][shared > 0]] = shared[shared > 0]
-    how = "all prompts begin with one text, for a hit rate does not tell what is shared"
+    part = "as many tokens of one text" if even else "a share of one text"
+    how = f"all prompts begin with {part}, for a hit rate does not tell what is shared"
     note = f"hit rate {rate:.1%}: {how if rate else 'no prompts share anything'}"
     kept = tuple(
         each for each in trace.notes if not each.startswith("the file tells lengths and no contents")
     )
     spans = Spans(first, content, offset, length)
     return replace(trace, spans=spans, token_ids=None, lengths_only=False, notes=(*kept, note))
+
+
+def _even_length(tokens: Ints, rate: float) -> float:
+    """The length that is a share `rate` of all tokens where each prompt has so much, or all that it has."""
+    low, high = 0.0, float(tokens.max())
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (
+            (low, middle) if np.minimum(middle, tokens).sum() > rate * tokens.sum() else (middle, high)
+        )
+    return low
+
+
+def most_hits(trace: Trace, block_tokens: int) -> float:
+    """The hit rate of prompts that are all in the cache: whole blocks, and a token of each is computed."""
+    tokens = trace.integers("input_tokens")
+    return float(((tokens - 1) // block_tokens * block_tokens).sum() / tokens.sum())

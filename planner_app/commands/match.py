@@ -16,18 +16,23 @@ from pagecast.planner_app.wording.server_figures import figure, percent, title
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import own_folder
 from pagecast.sim.costs.measured.corrections import read_corrections
+from pagecast.sim.fitting.explain import WARM, Explanation, Fact, Setup, distance, warmed
 from pagecast.sim.fitting.match import MATCHING, Match, match
+from pagecast.sim.replay.simulation import replay
 from pagecast.sim.runs.bench_results import BenchResults, read_results
 from pagecast.sim.runs.forecast import scenario_of
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.server_forecast import forecast_of_metrics
 from pagecast.sim.runs.server_metrics import ServerFigures, read_metrics
 from pagecast.sim.scenario import Scenario
-from pagecast.traces.shared_prefix import with_hit_rate
+from pagecast.traces.shared_prefix import most_hits, with_hit_rate
 from pydantic import Field
 from rich.table import Table
 
 _OF_SERVER = ("hit_rate", "preemptions")  # what metrics add to a benchmark's results
+_ALL_FOUND = 0.9  # of the most that prompts can hit: all of them were in the cache before
+_MORE_FOUND = 0.1  # hits beyond those of an empty cache
+_SAME_BLOCKS = 0.02  # predictions of KV blocks are as close
 
 
 class MatchOptions(Options):
@@ -73,21 +78,32 @@ def match_command(arguments: ScenarioOnly, ask: MatchOptions, output: Output) ->
     if ask.out is not None:
         console.check_place("--out", ask.out)
     scenario, notes = _scenario(ask, arguments)
+    stated = scenario if arguments.log is None else started(arguments, measured=False)[0]
     server = read_metrics(*ask.metrics, seconds=ask.seconds) if ask.metrics else None
-    if server is not None and server.num_blocks and "num_gpu_blocks" not in arguments.fields:
-        notes += (f"the metrics tell {server.num_blocks:,} KV blocks, which are taken",)
-        scenario = scenario.changed(num_gpu_blocks=server.num_blocks)
+    scenario = _as_told(scenario, stated, server, arguments)
     if ask.results is None:
         assert server is not None
         _metrics_alone(server, scenario, notes, output)
         return
     results = read_results(ask.results, ask.client_ms, run=ask.run, columns=ask.column)
-    results, more = _with_server(results, server, scenario)
+    results, more, cold = _with_server(results, server, scenario)
+    facts = _facts(Setup(scenario, scenario.step_costs(), results), stated, arguments, cold)
+    known = {
+        "blocks": _blocks(server, stated, arguments) is not None,
+        "warm": _hits(server) is not None,
+        "chunk": bool(_of_log(arguments)),
+    }
     name = ask.name or (ask.out.stem if ask.out is not None else results.name)
     where = _place(ask.out or own_folder() / f"{name}.json")
     with console.progress("replays", MATCHING) as update:
         found = match(
-            results, scenario, name, measured=_of_server(server, scenario, arguments), progress=update
+            results,
+            scenario,
+            name,
+            measured=_of_server(server, scenario, arguments),
+            facts=facts,
+            known=[cause for cause, told in known.items() if told],
+            progress=update,
         )
     found.corrections.save(where)
     notes += more
@@ -97,8 +113,7 @@ def match_command(arguments: ScenarioOnly, ask: MatchOptions, output: Output) ->
     for note in notes:
         console.out.print(f"note: {note}", soft_wrap=True, markup=False, highlight=False)
     show(found)
-    costs = ask.out or name
-    console.out.print(f"written to {where}: --costs {costs} takes it", soft_wrap=True, markup=False)
+    console.out.print(f"written to {where}: --costs {ask.out or name} takes it", soft_wrap=True, markup=False)
 
 
 def _place(path: Path) -> Path:
@@ -117,21 +132,88 @@ def _scenario(ask: MatchOptions, arguments: GivenScenario) -> tuple[Scenario, tu
     return started(arguments)
 
 
+def _as_told(
+    scenario: Scenario, stated: Scenario, server: ServerFigures | None, arguments: GivenScenario
+) -> Scenario:
+    """The scenario with KV blocks and tokens of a step as log and metrics tell them, whatever was stated."""
+    told = {"num_gpu_blocks": _blocks(server, stated, arguments), **_of_log(arguments)}
+    return scenario.changed(**{name: value for name, value in told.items() if value is not None})
+
+
+def _of_log(arguments: GivenScenario) -> dict[str, int]:
+    fields = {} if arguments.log is None else arguments.log.fields
+    return {name: fields[name] for name in ("max_num_batched_tokens",) if name in fields}
+
+
 def _with_server(
     results: BenchResults, server: ServerFigures | None, scenario: Scenario
-) -> tuple[BenchResults, tuple[str, ...]]:
-    """The results with prompts that give the server's hit rate, where they have lengths alone."""
-    if not results.trace.lengths_only:
-        return results, ()
-    rate = None if server is None else server.figures.get("hit_rate")
+) -> tuple[BenchResults, tuple[str, ...], BenchResults | None]:
+    """The results with prompts that give the server's hit rate, notes, and the results as they were stated.
+
+    The last is there where all prompts were found in the cache. Where results have lengths alone, prompts
+    share one beginning.
+    """
+    rate = _hits(server)
     if rate is None:
         text = (
             "the results have no contents of prompts: the hit rate is unknown, and counted as 0; --metrics "
             "of the server tell it"
         )
-        return results, (text,)
-    trace = with_hit_rate(results.trace, rate, block_tokens=scenario.block_size)
-    return replace(results, trace=trace), (trace.notes[-1],)
+        return results, (text,) if results.trace.lengths_only else (), None
+    if scenario.enable_prefix_caching and rate >= _ALL_FOUND * most_hits(results.trace, scenario.block_size):
+        cold = replay(results.trace, scenario).summary["token_hit_rate"] or 0.0
+        if rate > cold + _MORE_FOUND:
+            # Prompts of unknown contents are parts of one text: what they share, all of it was in the cache.
+            trace = results.trace
+            if trace.lengths_only:
+                trace = with_hit_rate(trace, 1.0, block_tokens=scenario.block_size, even=True)
+            return warmed(replace(results, trace=trace)), (), results
+    if not results.trace.lengths_only:
+        return results, (), None
+    # What is shared, latencies tell: as much of each prompt, or a share of it.
+    ways = [
+        replace(
+            results, trace=with_hit_rate(results.trace, rate, block_tokens=scenario.block_size, even=even)
+        )
+        for even in (True, False)
+    ]
+    costs = scenario.step_costs()
+    results = min(ways, key=lambda way: distance(Setup(scenario, costs, way))) if rate else ways[0]
+    return results, (results.trace.notes[-1],), None
+
+
+def _facts(
+    base: Setup, stated: Scenario, arguments: GivenScenario, cold: BenchResults | None
+) -> tuple[Fact, ...]:
+    """Differences from what was stated, as log and metrics tell them."""
+    facts = []
+    own, blocks = stated.limits().num_blocks, base.scenario.limits().num_blocks
+    if abs(own / blocks - 1) > _SAME_BLOCKS:
+        other = base.scenario.changed(num_gpu_blocks=own)
+        words = f"{blocks:,} KV blocks, as the server says, not {own:,}"
+        facts.append(Fact("blocks", float(blocks), words, replace(base, scenario=other)))
+    stating = arguments.launch or arguments.scenario or "max_num_batched_tokens" in arguments.fields
+    if _of_log(arguments) and stating:
+        said = started(replace(arguments, log=None))[0].max_num_batched_tokens
+        tokens = base.scenario.max_num_batched_tokens
+        if said != tokens:
+            other = base.scenario.changed(max_num_batched_tokens=said)
+            words = f"steps of {tokens:,} tokens, as the log says, not {said:,}"
+            facts.append(Fact("chunk", float(tokens), words, replace(base, scenario=other)))
+    if cold is not None:
+        words = f"{WARM}: the server found almost all of them there"
+        facts.append(Fact("warm", 1.0, words, replace(base, results=cold)))
+    return tuple(facts)
+
+
+def _hits(server: ServerFigures | None) -> float | None:
+    return None if server is None else server.figures.get("hit_rate")
+
+
+def _blocks(server: ServerFigures | None, scenario: Scenario, arguments: GivenScenario) -> int | None:
+    """The KV blocks that log or metrics tell."""
+    blocks = arguments.log.blocks(scenario) if arguments.log is not None else None
+    return server.num_blocks if blocks is None and server is not None else blocks
 
 
 def _of_server(
@@ -141,9 +223,7 @@ def _of_server(
     known: dict[str, float] = {}
     if server is not None:
         known |= {name: server.figures[name] for name in _OF_SERVER if name in server.figures}
-    blocks = arguments.log.blocks(scenario) if arguments.log is not None else None
-    if blocks is None and server is not None:
-        blocks = server.num_blocks
+    blocks = _blocks(server, scenario, arguments)
     return known if blocks is None else {"num_gpu_blocks": float(blocks), **known}
 
 
@@ -170,7 +250,7 @@ def _metrics_alone(server: ServerFigures, scenario: Scenario, notes: tuple[str, 
 
 def as_dict(found: Match) -> dict[str, Any]:
     """The match as plain JSON."""
-    best = found.explained.best
+    best = found.explained.told or found.explained.best
     return {
         "name": found.name,
         "figures": {
@@ -187,9 +267,9 @@ def as_dict(found: Match) -> dict[str, Any]:
         else {"cause": best.cause, "size": best.size, "words": best.words},
         "explanations": [
             {"cause": one.cause, "size": one.size, "words": one.words, "distance": one.distance}
-            for one in found.explained.tried
+            for one in (*found.explained.facts, *found.explained.tried)
         ],
-        "distance": found.explained.distance,
+        "distance": found.explained.stated,
         "corrections": asdict(found.corrections),
     }
 
@@ -210,17 +290,27 @@ def show(found: Match) -> None:
 
 
 def _explanation(found: Match) -> list[str]:
-    explained, best = found.explained, found.explained.best
-    if best is None:
-        return [
-            f"the difference ({explained.distance:.1%} a request) needs no explanation, or none that was "
+    explained, told, best = found.explained, found.explained.told, found.explained.best
+    lines = []
+    if told is not None:
+        lines.append(f"explained by: {told.words}; that takes {_taken(told, explained.stated)} away")
+        others = [one.words for one in explained.facts if one is not told]
+        lines += [f"told as well: {words}" for words in others]
+    if best is not None:
+        how = "explained by" if told is None else "what is left is explained by"
+        lines.append(f"{how}: {best.words}; that takes {_taken(best, explained.distance)} away")
+        if explained.near:
+            lines.append(f"as likely: {'; '.join(one.words for one in explained.near)}")
+    if not lines:
+        lines.append(
+            f"the difference ({explained.stated:.1%} a request) needs no explanation, or none that was "
             "tried takes a fifth of it away"
-        ]
-    taken = 1 - best.distance / explained.distance
-    lines = [f"explained by: {best.words}; that takes {taken:.0%} of the difference away"]
-    if explained.near:
-        lines.append(f"as likely: {'; '.join(one.words for one in explained.near)}")
+        )
     return lines
+
+
+def _taken(one: Explanation, distance: float) -> str:
+    return f"{1 - one.distance / distance:.0%} of the difference"
 
 
 def _table(*titles: str) -> Table:

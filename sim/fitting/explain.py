@@ -1,26 +1,30 @@
 """Explanations of a difference between forecast and measurement, each tried in the simulator.
 
-A measurement is the latencies of a benchmark's requests. An explanation changes one thing of the set-up: host
-time of a step, speed of kernels, tokens of a step, KV blocks, prompts that were cached before, or what the
-client adds. Its size is the one that brings the replay closest to the measurement, request by request. The
-explanation that comes closest wins; others that come nearly as close are told as well, for latencies may not
-tell them apart.
+A measurement is the latencies of a benchmark's requests: TTFT, TPOT, E2E, and the longest time between two
+tokens, which tells how large steps are. An explanation changes one thing of the set-up: host time of a step,
+speed of kernels, tokens of a step, KV blocks, prompts that were cached before, or what the client adds. Its
+size is the one that brings the replay closest to the measurement, request by request, where the costs may
+differ by what they are uncertain by. The explanation that comes closest wins; others that come nearly as
+close are told as well, for latencies may not tell them apart. What a log or metrics tell of the server is no
+guess: those facts hold for all explanations, and come first where they take enough away.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.costs.calibration.draw import uncertainty
 from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fitting.from_bench import corrected
 from pagecast.sim.replay.result import Result
 from pagecast.sim.replay.simulation import replay
+from pagecast.sim.replay.token_gaps import longest_gaps_s
 from pagecast.sim.runs.bench_results import BenchResults
 from pagecast.sim.runs.client_share import ClientShare
 from pagecast.sim.scenario import Scenario
@@ -33,16 +37,24 @@ _LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 _MOST_REQUESTS = 2000  # of a measurement; a replay of more tells little more
 _FARTHEST = math.log(8)  # a request further off counts as this far: what queues at saturation goes anywhere
 ENOUGH = 0.2  # an explanation takes away this share of the difference, or there is none
+ENOUGH_OF_FACTS = 0.1  # likewise of what is no guess
 NEAR = 0.1  # of the difference: explanations that come as close as this can't be told apart
 _SMALL = 0.03  # mean difference of logarithms that needs no explanation
+WARM = "the prompts were in the cache before (a warm cache)"
 _PAUSE_S = 600.0  # between prompts that fill the cache and those that find it full
 _CLIENTS_MS = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0)
 _HOST_MS = (-1.0, 0.5, 1.0, 2.0, 4.0, 8.0)
 _KERNELS = (0.7, 0.85, 1.15, 1.35, 1.6, 2.0)
 _STEP_TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
-_BLOCKS = (0.7, 0.5, 0.35, 0.25, 0.15, 0.08, 0.04)
-_NUDGES = (0.965, 1.035)  # of kernels, within which costs are uncertain whatever the cause
-_CLOSER = 2  # rounds that halve the steps around the closest size
+_BLOCKS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)  # of those that the replay fills at most
+_CLOSER = 1  # rounds that halve the steps around the closest size
+# A difference is as sure as this many independent figures: requests that wait for each other are not.
+_FIGURES = 30
+_FINEST = 0.005  # differences below are noise of the measurement
+_ROUNDS, _WORTH = 2, 0.9  # of moving costs; another is worth it where the last took a tenth away
+_BEGINNINGS = np.array([-6.0, -3.0, 0.0, 3.0, 6.0])
+# Of all steps, and of steps with prompts apart from them, for differences: what queues moves in leaps.
+_NUDGES = np.array([0.04, 0.15])
 
 
 @dataclass(frozen=True)
@@ -55,9 +67,19 @@ class Setup:
 
     def replayed(self) -> Result:
         """What the client would have measured."""
-        result = replay(self.results.trace, self.scenario, costs=self.costs, keep_steps=False)
+        result = replay(self.results.trace, self.scenario, costs=self.costs)
         client = self.results.client
         return client.seen(result) if client else result
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What a log or metrics tell of the server: a cause, its words, and `stated`, the set-up without it."""
+
+    cause: str
+    size: float
+    words: str
+    stated: Setup
 
 
 @dataclass(frozen=True)
@@ -65,7 +87,7 @@ class Explanation:
     """A change of the set-up: its `cause`, its `size` in the unit of `words`, and how close it comes.
 
     `corrections`: what it is of step costs, where it is one of them. `distance`: mean difference of the
-    logarithms of the latencies, of replay and measurement.
+    logarithms of the latencies, of replay and measurement, more by what costs had to differ for it.
     """
 
     cause: str
@@ -78,18 +100,30 @@ class Explanation:
 
 @dataclass(frozen=True)
 class Explained:
-    """The difference before, and all explanations, the closest first."""
+    """The difference before, and all explanations, the closest first.
+
+    `facts`: what the server's files tell, each with the distance that is left with it, and `stated` the
+    difference without any of them. `distance` is with all of them, and with costs as they may be.
+    """
 
     distance: float
     tried: tuple[Explanation, ...]
+    facts: tuple[Explanation, ...] = ()
+    stated: float = 0.0
+
+    @property
+    def told(self) -> Explanation | None:
+        """The fact that takes most of the difference away, where it is enough."""
+        told = min(self.facts, key=lambda one: one.distance, default=None)
+        if told is None or self.stated < _SMALL or told.distance > (1 - ENOUGH_OF_FACTS) * self.stated:
+            return None
+        return told
 
     @property
     def best(self) -> Explanation | None:
-        """The explanation, where the difference needs one and one takes enough of it away."""
+        """The explanation, where one takes enough away of what costs leave that are as they may be."""
         best = self.tried[0] if self.tried else None
-        if best is None or self.distance < _SMALL or best.distance > (1 - ENOUGH) * self.distance:
-            return None
-        return best
+        return None if best is None or best.distance > (1 - ENOUGH) * self.distance else best
 
     @property
     def near(self) -> tuple[Explanation, ...]:
@@ -101,21 +135,31 @@ class Explained:
 
 
 def explain(
-    results: BenchResults, scenario: Scenario, costs: StepCosts, progress: Progress | None = None
+    results: BenchResults,
+    scenario: Scenario,
+    costs: StepCosts,
+    progress: Progress | None = None,
+    *,
+    facts: Sequence[Fact] = (),
+    known: Collection[str] = (),
 ) -> Explained:
-    """Tries every explanation of `results`, measured in what is thought to be `scenario`.
+    """Tries every explanation of `results`, measured in `scenario`, but for those `known` not to differ.
 
-    `progress` is called with the number of replays done. Errors: BadInput.
+    `facts`: what of `scenario` and `results` was told by the server's files. `progress` is called with the
+    number of replays done. Errors: BadInput.
     """
     base = Setup(scenario, costs, _first(results))
     measure = _Measure(base.results, progress)
     start = measure(base)
+    told, stated = _told(facts, base, start, measure)
     tried: list[Explanation] = []
     if start < _SMALL:
-        return Explained(start, ())
+        return Explained(start, (), told, stated)
+    nothing, _ = _closest(_Cause("", (0.0,), lambda _: base, str), 0.0, base, measure)
     for cause in _causes(base, measure):
-        sizes = list(cause.sizes)
-        found = [(measure.of(cause, size), size) for size in sizes]
+        if cause.name in known:
+            continue
+        found = [(measure.of(cause, size), size) for size in cause.sizes]
         for _ in range(_CLOSER if cause.between is not None else 0):
             assert cause.between is not None
             closest = min(found)[1]
@@ -127,25 +171,142 @@ def explain(
             ]
         found = [one for one in found if math.isfinite(one[0])]
         if found:
-            distance, size = min(found)
+            distance, size = _closest(cause, min(found)[1], base, measure)
             setup = cause.setup(size)
             changed = setup.costs if setup.costs is not base.costs else None
             words, corrections = cause.words(size), getattr(changed, "corrections", None)
-            if cause.name != "kernels":
-                nudges = (_nudged(setup, base.costs, corrections, factor) for factor in _NUDGES)
-                distance = min(distance, *map(measure, nudges))
             tried.append(Explanation(cause.name, size, words, distance, setup, corrections))
-    return Explained(start, tuple(sorted(tried, key=lambda one: one.distance)))
+    return Explained(nothing, tuple(sorted(tried, key=lambda one: one.distance)), told, stated)
 
 
-def _nudged(setup: Setup, costs: StepCosts, found: Corrections | None, factor: float) -> Setup:
-    """The set-up with kernels that take `factor` times as long, beside what was found of its costs."""
-    step_s, kernels = (found.step_s, found.decode) if found is not None else (0.0, 1.0)
-    return replace(setup, costs=corrected(costs, Corrections("", step_s, kernels * factor, kernels * factor)))
+def _told(
+    facts: Sequence[Fact], base: Setup, start: float, measure: _Measure
+) -> tuple[tuple[Explanation, ...], float]:
+    """What each fact leaves of the difference, and the difference without any."""
+    if not facts:
+        return (), start
+    alone = len(facts) == 1
+    without = [_distance_of(fact.stated, measure) for fact in facts]
+    # Where several facts are told, each is judged by what comes back without it.
+    stated = max(without)
+    left = [start if alone else max(stated - (one - start), 0.0) for one in without]
+    pairs = zip(facts, left, strict=True)
+    return tuple(Explanation(one.cause, one.size, one.words, at, base) for one, at in pairs), stated
+
+
+def _distance_of(setup: Setup, measure: _Measure) -> float:
+    """The distance of a set-up; the farthest where it can't serve the requests."""
+    try:
+        return min(measure(replace(setup, results=_first(setup.results))), _FARTHEST)
+    except BadInput:
+        return _FARTHEST
+
+
+def _closest(cause: _Cause, size: float, base: Setup, measure: _Measure) -> tuple[float, float]:
+    """How close a cause comes where costs differ by what they are uncertain by, and its size then.
+
+    Logarithms of latencies are taken as linear in the size and in what costs may be; what comes of it is
+    replayed.
+    """
+    prior = _Prior.of(base.costs)
+    costs, best, here = np.zeros(2), size, measure.apart(cause.setup(size))
+    distance = max(_mean(here), _FINEST)
+    step = 0.0 if cause.between is None else 0.15 * (abs(size - cause.nothing) or 1.0)
+    for _ in range(_ROUNDS):
+
+        def at(change: float, move: Floats, size: float = best, costs: Floats = costs) -> Floats:
+            return measure.apart(prior.moved(cause.setup(size + change), base.costs, costs + move))
+
+        slopes = [(at(0.0, move) - here) / sum(move) for move in np.diag(_NUDGES)]
+        slopes += [(at(step, np.zeros(2)) - here) / step] if step else []
+        x = _fitted(here, np.stack(slopes, axis=-1), prior, costs)
+        change = float(np.clip(x[2], -3 * step, 3 * step)) if step else 0.0
+        try:
+            there = at(change, x[:2])
+        except BadInput:
+            break
+        # As likely as the differences make it, with what costs had to be for that.
+        left = max(_mean(there), _FINEST) * math.exp(prior.unlikely(costs + x[:2]) / _FIGURES)
+        if left >= distance:
+            break
+        closer = left < _WORTH * distance
+        costs, best, here, distance = costs + x[:2], best + change, there, left
+        if not closer:
+            break
+    return distance, best
+
+
+@dataclass(frozen=True)
+class _Prior:
+    """What costs may be: moves of all steps, and of those with prompts apart from the others (logarithms)."""
+
+    sd: Floats
+    freedom: Floats
+    prompt_share: float
+
+    @classmethod
+    def of(cls, costs: StepCosts) -> _Prior:
+        known = uncertainty(costs)
+        both = np.array([known.level, known.apart])
+        return cls(np.maximum(both[:, 0], 1e-3), both[:, 1], known.prompt_share)
+
+    def moved(self, setup: Setup, costs: StepCosts, by: Floats) -> Setup:
+        """The set-up with such costs, beside what was found of them."""
+        found = getattr(setup.costs, "corrections", None) if setup.costs is not costs else None
+        step_s, decode, prompt = (found.step_s, found.decode, found.prompt) if found else (0.0, 1.0, 1.0)
+        decodes = float(by[0] - self.prompt_share * by[1])
+        prompts = decodes + float(by[1])
+        corrections = Corrections("", step_s, decode * math.exp(decodes), prompt * math.exp(prompts))
+        return replace(setup, costs=corrected(costs, corrections))
+
+    def weights(self, by: Floats) -> Floats:
+        """The second derivative of `unlikely`, as if moves were normal: Student's t."""
+        normal = np.isinf(self.freedom)
+        freedom = np.where(normal, 1.0, self.freedom)
+        ratio = (freedom + 1) / (freedom + np.square(by / self.sd))
+        return np.asarray(np.where(normal, 1.0, ratio) / np.square(self.sd), np.float64)
+
+    def unlikely(self, by: Floats) -> float:
+        """Minus the logarithm of the moves' density, from its greatest."""
+        square, normal = np.square(by / self.sd), np.isinf(self.freedom)
+        freedom = np.where(normal, 1.0, self.freedom)
+        heavy = (freedom + 1) / 2 * np.log1p(square / freedom)
+        return float(np.where(normal, square / 2, heavy).sum())
+
+
+def _fitted(here: Floats, slopes: Floats, prior: _Prior, costs: Floats) -> Floats:
+    """The moves that bring differences closest to 0, by their absolute values, as far as they are likely.
+
+    They are added to `costs`, the moves that costs have made.
+    """
+    known = np.isfinite(here) & np.isfinite(slopes).all(axis=-1)
+    off, matrix = here[known], np.clip(slopes[known], -20, 20)
+    shares = np.broadcast_to(1 / np.maximum(known.sum(axis=1, keepdims=True), 1), known.shape)[known]
+    shares = shares / len(here)
+
+    def far(x: Floats) -> float:
+        return max(float((shares * np.abs(off + matrix @ x)).sum()), _FINEST)
+
+    found = []
+    for begin in _BEGINNINGS * prior.sd[1]:  # heavy tails have several optima
+        x: Floats = np.zeros(matrix.shape[1])
+        x[1] = begin
+        moved = np.zeros(len(x))
+        moved[:2] = costs
+        ridge = np.full(len(x), 1e-9)
+        for _ in range(20):
+            weights = shares / np.maximum(np.abs(off + matrix @ x), 0.01) * _FIGURES / far(x)
+            ridge[:2] = prior.weights(costs + x[:2])
+            normal = matrix.T @ (matrix * weights[:, None]) + np.diag(ridge)
+            wanted = -matrix.T @ (weights * off) - ridge * moved
+            x = np.asarray(np.linalg.solve(normal, wanted), np.float64)
+        found.append((_FIGURES * math.log(far(x)) + prior.unlikely(costs + x[:2]), x))
+    return min(found, key=lambda one: one[0])[1]
 
 
 def distance(setup: Setup) -> float:
     """Mean difference of the logarithms of latencies, of a replay and what was measured of its requests."""
+    setup = replace(setup, results=_first(setup.results))
     return _Measure(setup.results, None)(setup)
 
 
@@ -168,25 +329,40 @@ class _Measure:
     """How far replays are from a measurement, request by request; counts them."""
 
     def __init__(self, results: BenchResults, progress: Progress | None) -> None:
-        self._real = {name: getattr(results, name) for name in _LATENCIES}
+        self._real = [np.asarray(getattr(results, name), np.float64) for name in _LATENCIES]
+        if results.longest_gap_s is not None:
+            self._real.append(results.longest_gap_s)
         self._progress, self._done = progress, 0
 
     def __call__(self, setup: Setup) -> float:
+        return _mean(self.apart(setup))
+
+    def apart(self, setup: Setup) -> Floats:
+        """Logarithms of replayed by measured latencies: a row for each latency, NaN where one is not known.
+
+        Each row has the requests one by one, and then their distributions, which chance at saturation leaves.
+        """
         self._done += 1
         if self._progress is not None:
             self._progress(self._done)
-        requests = setup.replayed().requests
+        result = setup.replayed()
+        requests, count = result.requests, len(self._real[0])
         # Requests that only fill a cache stand in front of those that were measured.
-        rows = requests["row"].to_numpy() - (len(setup.results.trace) - len(self._real["ttft_s"]))
+        rows = requests["row"].to_numpy() - (len(setup.results.trace) - count)
         counted = (requests["state"] == "completed").to_numpy() & (rows >= 0)
-        if not counted.any():
-            return math.inf
-        ours = requests[counted]
-        distances = [
-            self._distance(ours[name].to_numpy(np.float64), self._real[name][rows[counted]])
-            for name in _LATENCIES
-        ]
-        return float(np.mean(distances))
+        ours = [requests[name].to_numpy(np.float64) for name in _LATENCIES]
+        if len(self._real) > len(ours):
+            ours.append(longest_gaps_s(result))
+        apart = np.full((len(self._real), count + len(_POINTS)), np.nan)
+        for at, (values, real) in enumerate(zip(ours, self._real, strict=True)):
+            own = np.full(count, np.nan)
+            own[rows[counted]] = values[counted]
+            known = np.isfinite(own) & np.isfinite(real) & (own > 0) & (real > 0)
+            if known.any():
+                logs = np.log(own[known]), np.log(real[known])
+                apart[at, :count][known] = np.clip(logs[0] - logs[1], -_FARTHEST, _FARTHEST)
+                apart[at, count:] = np.quantile(logs[0], _POINTS) - np.quantile(logs[1], _POINTS)
+        return apart
 
     def of(self, cause: _Cause, size: float) -> float:
         """The distance with an explanation of one size; infinite where the set-up can't be."""
@@ -195,29 +371,38 @@ class _Measure:
         except BadInput:
             return math.inf
 
-    @staticmethod
-    def _distance(ours: Floats, real: Floats) -> float:
-        """Of one latency: requests one by one, and their distribution, which chance at saturation leaves."""
-        known = np.isfinite(ours) & np.isfinite(real) & (ours > 0) & (real > 0)
-        if not known.any():
-            return 0.0
-        ours, real = np.log(ours[known]), np.log(real[known])
-        each = np.minimum(np.abs(ours - real), _FARTHEST).mean()
-        points = np.linspace(0.02, 0.98, 25)
-        shape = np.abs(np.quantile(ours, points) - np.quantile(real, points)).mean()
-        return float(each + shape) / 2
+
+_POINTS = np.linspace(0.02, 0.98, 25)
+
+
+def _mean(apart: Floats) -> float:
+    """The mean over latencies; requests one by one and their distributions count alike."""
+    count = len(_POINTS)
+    halves = []
+    for row in apart:
+        if np.isfinite(row).any():
+            each, shape = row[:-count], row[-count:]
+            halves.append((float(np.nanmean(np.abs(each))) + float(np.abs(shape).mean())) / 2)
+    return float(np.mean(halves)) if halves else math.inf
 
 
 def _first(results: BenchResults) -> BenchResults:
-    """The first requests of results that have very many."""
-    if len(results.trace) <= _MOST_REQUESTS:
+    """The first requests of results that have very many. Errors: BadInput for as many behind a warm cache."""
+    count = len(results.trace)
+    filling = count - len(np.flatnonzero(np.isfinite(results.ttft_s) | np.isfinite(results.e2e_s)))
+    if count - filling <= _MOST_REQUESTS:
         return results
+    if 2 * filling >= count:
+        raise BadInput(
+            f"{results.name}: {count - filling:,} requests are too many for a warm cache; match "
+            f"{_MOST_REQUESTS:,} of them"
+        )
     from pagecast.traces.operations import slice as cut
 
     trace = cut(results.trace, rows=(0, _MOST_REQUESTS))
-    return replace(
-        results, trace=trace, ttft_s=results.ttft_s[:_MOST_REQUESTS], e2e_s=results.e2e_s[:_MOST_REQUESTS]
-    )
+    gaps = None if results.longest_gap_s is None else results.longest_gap_s[:_MOST_REQUESTS]
+    ttft, e2e = results.ttft_s[:_MOST_REQUESTS], results.e2e_s[:_MOST_REQUESTS]
+    return replace(results, trace=trace, ttft_s=ttft, e2e_s=e2e, longest_gap_s=gaps)
 
 
 def _causes(base: Setup, measure: _Measure) -> Iterator[_Cause]:
@@ -249,23 +434,18 @@ def _causes(base: Setup, measure: _Measure) -> Iterator[_Cause]:
         lambda size: f"steps of {size:,.0f} tokens (--max-num-batched-tokens), not {own:,}",
     )
     blocks = scenario.limits().num_blocks
+    filled = float(base.replayed().summary["peak_kv_usage"]) * blocks
     yield _Cause(
         "blocks",
-        _BLOCKS,
-        lambda size: replace(base, scenario=scenario.changed(num_gpu_blocks=max(int(size * blocks), 1))),
-        lambda size: f"{size * blocks:,.0f} KV blocks, not {blocks:,}",
-        1.0,
+        tuple(max(share * filled, 1.0) for share in _BLOCKS),
+        lambda size: replace(base, scenario=scenario.changed(num_gpu_blocks=max(int(size), 1))),
+        lambda size: f"{size:,.0f} KV blocks, not {blocks:,}",
+        filled,
         lambda a, b: math.sqrt(a * b),
     )
     if scenario.enable_prefix_caching and not (results.trace.integers("after") >= 0).any():
-        warm = None
-
-        def warmed(_: float) -> Setup:
-            nonlocal warm
-            warm = replace(base, results=_warm(results)) if warm is None else warm
-            return warm
-
-        yield _Cause("warm", (1.0,), warmed, lambda _: "the prompts were in the cache before (a warm cache)")
+        warm = replace(base, results=warmed(results))
+        yield _Cause("warm", (1.0,), lambda _: warm, lambda _: WARM)
     client = results.client
     yield _Cause(
         "client",
@@ -281,7 +461,7 @@ def _slower(client: ClientShare | None, ms: float) -> ClientShare:
     return replace(share, fixed_s=share.fixed_s + ms / 1e3)
 
 
-def _warm(results: BenchResults) -> BenchResults:
+def warmed(results: BenchResults) -> BenchResults:
     """The same requests, after all of their prompts were served once."""
     trace, count = results.trace, len(results.trace)
     spans = trace.spans
@@ -307,4 +487,5 @@ def _warm(results: BenchResults) -> BenchResults:
     )
     unknown = np.full(count, math.nan)
     ttft, e2e = (np.concatenate([unknown, each]) for each in (results.ttft_s, results.e2e_s))
-    return replace(results, trace=doubled, ttft_s=ttft, e2e_s=e2e)
+    gaps = None if results.longest_gap_s is None else np.concatenate([unknown, results.longest_gap_s])
+    return replace(results, trace=doubled, ttft_s=ttft, e2e_s=e2e, longest_gap_s=gaps)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.measured.corrections import Corrections
-from pagecast.sim.fitting.explain import Explained, Setup, distance, explain
+from pagecast.sim.fitting.explain import Explained, Fact, Setup, distance, explain
 from pagecast.sim.fitting.from_bench import REPLAYS, corrected, fit_corrections
 from pagecast.sim.replay.result import Result
 from pagecast.sim.runs.bench_results import BenchResults
@@ -22,7 +21,7 @@ _STATISTICS: dict[str, Callable[[np.ndarray], float]] = {
     "p50": lambda values: float(np.quantile(values, 0.5)),
     "p99": lambda values: float(np.quantile(values, 0.99)),
 }
-EXPLAINING = 62  # replays that explanations take, at most
+EXPLAINING = 85  # replays that explanations take, at most
 
 
 @dataclass(frozen=True)
@@ -58,20 +57,23 @@ def match(
     name: str,
     *,
     measured: dict[str, float] | None = None,
+    facts: Sequence[Fact] = (),
+    known: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Match:
     """Matches `results` with a forecast in `scenario`, and fits a calibration called `name`.
 
-    `measured`: more of the server, as its hit rate or KV blocks, by the names of rows. `progress` is called
-    with the number of replays done. Errors: BadInput.
+    `measured`: more of the server, as its hit rate or KV blocks, by the names of rows. `facts`, `known`: as
+    for `explain`; the forecast is without the facts. `progress` is called with the number of replays done.
+    Errors: BadInput.
     """
     base = Setup(scenario, scenario.step_costs(), results)
-    before = base.replayed()
-    explained = explain(results, scenario, base.costs, progress)
+    before = _stated(base, facts).replayed()
+    explained = explain(results, scenario, base.costs, progress, facts=facts, known=known)
     best = explained.best
     # Costs are what the corrections tell; any other cause is a set-up in which they are fitted.
     of_costs = best is not None and best.corrections is not None
-    fitted = base if best is None or of_costs else _whole(best.setup, best.cause, base)
+    fitted = base if best is None or of_costs else _whole(best.setup, base)
     corrections = fit_corrections(
         [fitted.results],
         fitted.scenario,
@@ -85,7 +87,10 @@ def match(
         corrections = replace(corrections, step_s=0.0, decode=1.0, prompt=1.0)
         after = replace(fitted, costs=corrected(base.costs, corrections))
     real = {**_measured(results), **(measured or {})}
-    forecast, matched = _figures(before, results), _figures(after.replayed(), fitted.results)
+    forecast, matched = (
+        _figures(before, _stated(base, facts).results),
+        _figures(after.replayed(), fitted.results),
+    )
     rows = tuple(MatchRow(key, value, forecast.get(key), matched.get(key)) for key, value in real.items())
     notes = tuple(note for note in before.notes if isinstance(note, str))
     return Match(results.name, rows, explained, corrections, after, notes)
@@ -94,15 +99,22 @@ def match(
 MATCHING = EXPLAINING + REPLAYS
 
 
-def _whole(found: Setup, cause: str, base: Setup) -> Setup:
+def _stated(base: Setup, facts: Sequence[Fact]) -> Setup:
+    """The set-up without what the server's files tell."""
+    for fact in facts:
+        if fact.cause == "warm":
+            base = replace(base, results=fact.stated.results)
+        else:
+            field = {"blocks": "num_gpu_blocks", "chunk": "max_num_batched_tokens"}[fact.cause]
+            value = getattr(fact.stated.scenario, field)
+            base = replace(base, scenario=base.scenario.changed(**{field: value}))
+    return base
+
+
+def _whole(found: Setup, base: Setup) -> Setup:
     """The explanation's set-up with all requests, where it was tried with the first of them."""
     if len(found.results.trace) >= len(base.results.trace):
         return found
-    if cause == "warm":
-        raise BadInput(
-            f"{base.results.name}: {len(base.results.trace):,} requests are too many for a warm cache; match "
-            "2,000 of them"
-        )
     return replace(found, results=replace(base.results, client=found.results.client))
 
 

@@ -35,6 +35,7 @@ class BenchResults:
     """Requests in order of arrival, each with its measured latencies in seconds.
 
     `client`: what a client's latencies hold beside the engine's; None where they are the engine's own.
+    `longest_gap_s`: the longest time between two tokens of each; None where none is known.
     """
 
     name: str
@@ -42,6 +43,7 @@ class BenchResults:
     ttft_s: Floats
     e2e_s: Floats
     client: ClientShare | None = None
+    longest_gap_s: Floats | None = None
 
     @property
     def tpot_s(self) -> Floats:
@@ -79,7 +81,7 @@ def read_results(
     client = CLIENT_SHARE if client_ms is None else known_share(client_ms)
     if trace.measured is None:
         raise BadInput(f"{where}: no request in it has latencies; {_FORMS}")
-    ttft, e2e = (trace.measured[name].to_numpy(np.float64) for name in MEASURED)
+    ttft, e2e, gaps = (trace.measured[name].to_numpy(np.float64) for name in MEASURED)
     if not np.isfinite(ttft).any():
         raise BadInput(f"{where}: no request in it has a TTFT; measure with streaming (AIPerf: --streaming)")
     bad = np.flatnonzero((ttft <= 0) | (ttft > e2e + 1e-9))
@@ -91,7 +93,8 @@ def read_results(
         )
     arrival = trace.seconds("arrival_s")
     requests = trace.requests.assign(arrival_s=arrival - np.nanmin(arrival))
-    return BenchResults(trace.name, replace(trace, requests=requests), ttft, e2e, client)
+    longest = gaps if np.isfinite(gaps).any() else None
+    return BenchResults(trace.name, replace(trace, requests=requests), ttft, e2e, client, longest)
 
 
 def _of_run(run: RecordedRun) -> BenchResults:

@@ -43,6 +43,7 @@ class _Run:
     starts: Floats
     ttft_s: Floats
     e2e_s: Floats
+    longest_gap_s: Floats
     served: Any
     note: str | None
 
@@ -67,9 +68,9 @@ def read(
         moved = first if runs and first >= begin else begin
         runs.append(_moved(one, moved - first if runs else 0.0))
         begin = runs[-1].end_s
-    inputs, outputs, starts, ttft, e2e, served = (
+    inputs, outputs, starts, ttft, e2e, gaps, served = (
         np.concatenate([getattr(one, name) for one in runs])[:limit]
-        for name in ("inputs", "outputs", "starts", "ttft_s", "e2e_s", "served")
+        for name in ("inputs", "outputs", "starts", "ttft_s", "e2e_s", "longest_gap_s", "served")
     )
     if not served.any():
         raise source.fail("no request in it has an output token; a trace needs at least one")
@@ -79,6 +80,7 @@ def read(
         "output_tokens": outputs[served],
         "ttft_s": ttft[served],
         "e2e_s": e2e[served],
+        "longest_gap_s": gaps[served],
     }
     failed = int((~served).sum())
     notes = [*several(documents, picked, _named), *dict.fromkeys(one.note for one in runs if one.note)]
@@ -132,7 +134,7 @@ def _run(source: Source, document: dict[str, Any], seed: int) -> _Run:
     )
     if len(failed) != count:
         raise source.fail(f"{len(failed)} errors and {count} input_lens; they must be equally many")
-    ttft, e2e = _latencies(source, document, count)
+    ttft, e2e, longest = _latencies(source, document, outputs)
     served = (outputs > 0) & ~failed
     given = document.get("start_times")
     if given:
@@ -147,6 +149,7 @@ def _run(source: Source, document: dict[str, Any], seed: int) -> _Run:
         starts,
         ttft,
         e2e,
+        longest,
         served,
         note,
     )
@@ -156,23 +159,37 @@ def _moved(run: _Run, seconds: float) -> _Run:
     return replace(run, starts=run.starts + seconds)
 
 
-def _latencies(source: Source, document: dict[str, Any], count: int) -> tuple[Floats, Floats]:
-    """TTFT and E2E of each request; NaN where the file has none."""
+def _latencies(source: Source, document: dict[str, Any], outputs: Floats) -> tuple[Floats, Floats, Floats]:
+    """TTFT, E2E and longest gap between tokens of each request; NaN where the file has none."""
+    count = len(outputs)
+    unknown = np.full(count, math.nan)
     if document.get("ttfts") is None:
-        return np.full(count, math.nan), np.full(count, math.nan)
+        return unknown, unknown, unknown
     ttft = _numbers(source, document, "ttfts")
     gaps = document.get("itls")
     if gaps is None:
-        return ttft, np.full(count, math.nan)
+        return ttft, unknown, unknown
     if not isinstance(gaps, list) or {len(ttft), len(gaps)} != {count}:
         raise source.fail(
             f"{count} input_lens, {len(ttft)} ttfts and as many itls; they must be equally many"
         )
     try:
         decode = np.array([math.fsum(one) for one in gaps])
+        longest = [_longest(one, int(tokens)) for one, tokens in zip(gaps, outputs, strict=True)]
     except TypeError:
         raise source.fail("must be a list of lists of numbers", field="itls") from None
-    return np.where(ttft > 0, ttft, math.nan), np.where(ttft > 0, ttft + decode, math.nan)
+    came = ttft > 0
+    return (
+        np.where(came, ttft, math.nan),
+        np.where(came, ttft + decode, math.nan),
+        np.where(came, np.array(longest), math.nan),
+    )
+
+
+def _longest(gaps: list[float], tokens: int) -> float:
+    """The longest of a request's gaps; NaN where tokens came several at a time, or gaps are means."""
+    whole = len(gaps) == tokens - 1 and len(gaps) > 0
+    return float(max(gaps)) if whole and (len(gaps) == 1 or max(gaps) > min(gaps)) else math.nan
 
 
 def _starts(source: Source, document: dict[str, Any], e2e: Floats, seed: int) -> tuple[Floats, str]:

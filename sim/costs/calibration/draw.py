@@ -11,7 +11,7 @@ pure decode steps, and one for the host of synchronous steps; a draw of the roof
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from pagecast.sim.costs.batch import Batch
@@ -101,6 +101,33 @@ def draw(costs: StepCosts, index: int, seed: int = 0) -> StepCosts:
     if isinstance(costs, MeasuredCosts):
         return _drawn_measured(costs, index, seed)
     return ScaledCosts(costs, _level(UNFITTED_SD, index, seed))
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """Spread of costs in logarithms: of all steps, and of steps with prompts apart from decode steps.
+
+    Each is a standard deviation and Student's degrees of freedom. `prompt_share`: the part of a usual load's
+    time in steps with prompts, which the level of all steps makes up for.
+    """
+
+    level: tuple[float, float]
+    apart: tuple[float, float]
+    prompt_share: float
+
+
+def uncertainty(costs: StepCosts) -> Uncertainty:
+    """What `draw` draws from, without single coefficients and steps."""
+    if isinstance(costs, CalibratedCosts):
+        noise = costs.calibration.noise
+        apart = noise.kind_sd, noise.kind_freedom
+        return Uncertainty((noise.total_sd, noise.freedom), apart, noise.prompt_share)
+    if isinstance(costs, MeasuredCosts) and costs.corrections is None:
+        spread = costs.spread
+        apart = spread.prompt_sd, spread.prompt_freedom
+        return Uncertainty((spread.sd, spread.freedom), apart, PROMPT_SHARE)
+    sd = CORRECTED_SD if isinstance(costs, MeasuredCosts | CorrectedCosts) else UNFITTED_SD
+    return Uncertainty((sd, math.inf), (sd, math.inf), PROMPT_SHARE)
 
 
 def half_width_percent(costs: StepCosts) -> float:

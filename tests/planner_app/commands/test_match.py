@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from pagecast.planner_app.server.metrics import Histogram
 from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.arrivals import ArrivalProcess
-from pagecast.traces.generate import requests
+from pagecast.traces.generate import requests, two_spans
 from pagecast.traces.lengths import parse
+from pagecast.traces.operations import repeat
 
+SCENARIO = Scenario(model="Qwen/Qwen3-8B", gpu="H100", num_gpu_blocks=20_000)
 SETUP = ["--model", "Qwen/Qwen3-8B", "--gpu", "H100"]
 LOG = """INFO 11-01 10:00:00 [core.py:71] Initializing a V1 LLM engine (v0.24.0) with config: \
 model='Qwen/Qwen3-8B', tensor_parallel_size=1, kv_cache_dtype=auto, enable_prefix_caching=True
@@ -24,13 +27,13 @@ INFO 11-01 10:00:09 [kv_cache_utils.py:1229] GPU KV cache size: 320,016 tokens
 """
 
 
-@pytest.fixture
-def results(tmp_path: Path) -> Path:
-    """Results of requests that a server of 20,000 blocks has served, as `vllm bench serve` writes them."""
+def written(folder: Path, scenario: Scenario, times: int = 1) -> Path:
+    """Results of requests that `scenario` has served so often, as `vllm bench serve` writes them."""
     trace = requests(
         ArrivalProcess("poisson", 6), parse("uniform:800-2400"), parse("uniform:50-150"), count=40
     )
-    served = replay(trace, Scenario(model="Qwen/Qwen3-8B", gpu="H100", num_gpu_blocks=20_000)).requests
+    own = two_spans(np.arange(40), np.zeros(40, int), np.arange(40), trace.integers("input_tokens"))
+    served = replay(repeat(replace(trace, spans=own), times, 0), scenario).requests[-40:]
     rows = zip(served["output_tokens"], served["tpot_s"], strict=True)
     document = {
         "start_times": served["arrival_s"].tolist(),
@@ -39,8 +42,14 @@ def results(tmp_path: Path) -> Path:
         "ttfts": served["ttft_s"].tolist(),
         "itls": [[tpot] * (tokens - 1) for tokens, tpot in rows],
     }
-    (tmp_path / "run.json").write_text(json.dumps(document))
-    return tmp_path / "run.json"
+    (folder / "run.json").write_text(json.dumps(document))
+    return folder / "run.json"
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Of a server of 20,000 blocks."""
+    return written(tmp_path, SCENARIO)
 
 
 def test_results_of_the_forecasts_own_set_up_match(results, tmp_path, capsys, monkeypatch) -> None:
@@ -50,13 +59,38 @@ def test_results_of_the_forecasts_own_set_up_match(results, tmp_path, capsys, mo
     assert run(["match", "--results", str(results), *log, "--client-ms", "0", "--name", "mine"]) == 0
     out = capsys.readouterr().out
     lines = {line.split("  ")[0]: line.split() for line in out.splitlines()}
-    assert lines["KV blocks"][2:5] == ["20,000", "20,000", "+0.0%"]
+    assert lines["KV blocks"][2:5] == ["20,000", "25,530", "+27.6%"]
     assert lines["TTFT mean"][-1] == lines["TPOT p50"][-1] == "+0.0%"
     assert "needs no explanation" in out
     assert "the hit rate is unknown, and counted as 0" in out
     assert "--costs mine takes it" in out
     assert run(["replay", "chat", "--limit", "20", *SETUP, "--costs", "mine", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["costs"] == "mine"
+
+
+@pytest.mark.parametrize("cause", ["blocks", "chunk", "warm"])
+def test_what_the_servers_files_tell_is_the_explanation(cause, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("PAGECAST_CALIBRATIONS", str(tmp_path / "own"))
+    changed = {"blocks": {"num_gpu_blocks": 300}, "chunk": {"max_num_batched_tokens": 1024}, "warm": {}}
+    file = written(tmp_path, SCENARIO.changed(**changed[cause]), 2 if cause == "warm" else 1)
+    told = LOG.replace("320,016", "4,816") if cause == "blocks" else LOG
+    told += "INFO Chunked prefill is enabled with max_num_batched_tokens=1024.\n" if cause == "chunk" else ""
+    (tmp_path / "vllm.log").write_text(told)
+    hits = "vllm:prefix_cache_queries_total 1000\nvllm:prefix_cache_hits_total 995\n"
+    (tmp_path / "end.prom").write_text(shown(40) + (hits if cause == "warm" else ""))
+    start = ["--launch", "vllm serve Qwen/Qwen3-8B --max-num-batched-tokens 8192", "--gpu", "H100"]
+    files = ["--results", str(file), "--log", str(tmp_path / "vllm.log")]
+    files += ["--metrics", str(tmp_path / "end.prom")] if cause == "warm" else []
+    assert run(["match", *files, *start, "--client-ms", "0", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["explanation"]["cause"] == cause
+    words = {
+        "blocks": "300 KV blocks, as the server says",
+        "chunk": "1,024 tokens, as the log says, not 8,192",
+    }
+    assert words.get(cause, "found almost all of them there") in found["explanation"]["words"]
+    before, after = found["figures"]["ttft_s.mean"]["errors_percent"]
+    assert abs(after) < 2 < abs(before)
 
 
 def test_a_measurement_is_asked_for(capsys) -> None:

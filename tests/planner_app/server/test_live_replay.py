@@ -1,6 +1,7 @@
 """The live server decides and times what a replay of the recorded arrivals decides and times."""
 
 import asyncio
+import time
 from typing import Any
 
 import numpy as np
@@ -120,3 +121,29 @@ def test_prompts_are_kept_as_the_retention_says(retention: str | None, cached: i
 def test_fields_that_only_replays_follow_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(BadInput, match=f"{next(iter(fields))} .*leave it out"):
         make_replica(fields)
+
+
+def test_late_steps_are_made_up() -> None:
+    """A server that stood still goes on at its own times, and is no longer late at the end."""
+    replica = make_replica({"num_gpu_blocks": 2000}, {"time_scale": 4.0})
+    backend = replica.backend
+
+    async def stopped(seconds: float) -> tuple[Generation, float]:
+        await backend.start()
+        generation = Generation(0, list(range(50)), Sampling(max_tokens=500), Bell())
+        backend.submit(generation)
+        await asyncio.sleep(0.05)
+        time.sleep(seconds)  # nobody else has a turn
+        while not generation.done:
+            await asyncio.sleep(0.001)
+        late_s = (backend.clock.now() - generation.finished_ns) / backend.clock.scale / 1e9
+        await backend.stop()
+        return generation, late_s
+
+    generation, late_s = asyncio.run(stopped(0.5))
+    assert generation.finished_ns > 4 * 0.55 * 1e9
+    assert late_s < 0.25
+    trace = Trace("one", pd.DataFrame({"arrival_s": [0.0], "input_tokens": [50], "output_tokens": [500]}))
+    scenario = Scenario(model="Qwen/Qwen3-8B", gpu="H200", num_gpu_blocks=2000)
+    alone = replay(trace, scenario).requests["e2e_s"].iloc[0]
+    assert (generation.finished_ns - generation.arrival_ns) / 1e9 == pytest.approx(alone, rel=1e-6)

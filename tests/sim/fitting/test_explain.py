@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from pagecast.sim.costs.calibration.choose import choose
 from pagecast.sim.costs.measured.corrections import Corrections, read_corrections
-from pagecast.sim.fitting.explain import Explained, Setup, _slower, _warm, explain
+from pagecast.sim.fitting.explain import Explained, Setup, _slower, explain, warmed
 from pagecast.sim.fitting.from_bench import corrected
 from pagecast.sim.fitting.match import match
+from pagecast.sim.replay.token_gaps import longest_gaps_s
 from pagecast.sim.runs.bench_results import BenchResults
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.arrivals import ArrivalProcess
@@ -39,9 +40,15 @@ def served(cause: str, size: float = 0.0, *, count: int = 50, rate: float = 6.0)
     elif cause == "client":
         setup = replace(setup, results=replace(asked, client=_slower(None, size)))
     elif cause == "warm":
-        setup = replace(setup, results=_warm(asked))
-    table = setup.replayed().requests[-count:]
-    return replace(asked, ttft_s=table["ttft_s"].to_numpy(float), e2e_s=table["e2e_s"].to_numpy(float))
+        setup = replace(setup, results=warmed(asked))
+    result = setup.replayed()
+    table = result.requests[-count:]
+    return replace(
+        asked,
+        ttft_s=table["ttft_s"].to_numpy(float),
+        e2e_s=table["e2e_s"].to_numpy(float),
+        longest_gap_s=longest_gaps_s(result)[-count:],
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +68,7 @@ def test_the_cause_that_was_put_in_is_found(cause: str, size: float, words: str)
     assert words in found.best.words
     assert found.best.distance < 0.5 * found.distance
     if cause == "blocks":
-        assert found.best.size * 9000 == pytest.approx(size, rel=0.3)
+        assert found.best.size == pytest.approx(size, rel=0.3)
 
 
 def test_what_needs_no_explanation_gets_none() -> None:

@@ -102,3 +102,14 @@ def test_bad_results_name_the_place(tmp_path, text, match):
     path.write_text(text)
     with pytest.raises(BadInput, match=match):
         read_results(path)
+
+
+def test_the_longest_time_between_tokens_is_kept(tmp_path):
+    """Not of means, nor of tokens that came several at a time."""
+    document = {**VLLM, "output_lens": [4, 3, 5], "ttfts": [0.2, 0.1, 0.1]}
+    document["itls"] = [[0.01, 0.09, 0.02], [0.03, 0.03], [0.02, 0.06]]
+    (tmp_path / "run.json").write_text(json.dumps(document))
+    results = read_results(tmp_path / "run.json")
+    assert results.longest_gap_s == pytest.approx([float("nan"), float("nan"), 0.09], nan_ok=True)
+    (tmp_path / "run.json").write_text(FORMS["own.csv"])
+    assert read_results(tmp_path / "run.json").longest_gap_s is None
