@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from pagecast.sim.core.decoders import admission_order, arrival_order
 from pagecast.sim.core.drafter import RESERVED, Drafter, DraftingRules
+from pagecast.sim.core.encoder import Encoder
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.limits import Limits
@@ -66,6 +67,7 @@ class Lifecycle:
         self.intake = intake
         self.swap = SwapSpace(limits.swap_blocks, limits.block_size) if limits.swap_blocks else None
         self.offloading = offloading
+        self.encoder: Encoder | None = None
         self._trims_computed = drafting.trims_computed
         # Where requests speculate.
         self._publishes_output = drafting.publishes_output or limits.pipeline_depth > 0
@@ -353,6 +355,8 @@ class Lifecycle:
                 self.log.add(EventKind.SWAPPED_OUT, request.id, detail=f"tokens={swappable}")
         if self.offloading is not None:
             self.offloading.preempted(request)
+        if self.encoder is not None:
+            self.encoder.release(request)
         self.log.add(EventKind.PREEMPTED, request.id)
         self._give_back(request)
         request.state = State.WAITING
@@ -584,6 +588,8 @@ class Lifecycle:
             self.memory.release(request)
         else:
             self._end_offloaded(self.offloading, request, computed)
+        if self.encoder is not None:
+            self.encoder.release(request)
         request.state = state
         request.parent = None
         del self.requests[request.id]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 from pagecast.sim.core.identity.keys import BlockKeys
@@ -27,10 +28,10 @@ class State(Enum):
 class Request:
     """A request as the scheduler sees it. Times are integer nanoseconds, lengths are tokens.
 
-    What was asked: `keys`, `prompt_tokens`, `output_tokens`, `arrival_ns`, `priority`, `adapter`, `parent`,
-    `retention`, `tenant`, `max_tokens`: most tokens that it may generate, for which engines reserve memory;
-    the scheduler knows no other length of its output where that is a reservation. How far it is: `state`,
-    `known_tokens`, `computed_tokens`. The blocks it holds are in `memory.holding.Holding`.
+    What was asked: `keys`, `prompt_tokens`, `items`, `output_tokens`, `arrival_ns`, `priority`, `adapter`,
+    `parent`, `retention`, `tenant`, `max_tokens`: most tokens that it may generate, for which engines
+    reserve memory; the scheduler knows no other length of its output where that is a reservation. How far it
+    is: `state`, `known_tokens`, `computed_tokens`. The blocks it holds are in `memory.holding.Holding`.
 
     While a request decodes one token per step, nothing here changes from step to step: `decoders.py` keeps
     `lag` and `last_tick`, from which `Running.planned` computes its position. A request that speculates goes
@@ -54,6 +55,7 @@ class Request:
         "id",
         "in_flight_tokens",
         "index",
+        "items",
         "keys",
         "known_tokens",
         "lag",
@@ -100,6 +102,7 @@ class Request:
         self.priority = priority
         self.max_tokens = output_tokens
         self.tenant = ""  # who asks
+        self.items: Sequence[tuple[str, int, int]] = ()  # images and the like: name, offset and tokens
         self.adapter = ""  # the LoRA adapter that it is computed with
         self.retention: Retention | None = None  # how long its blocks are to be kept after it
         self.parent = parent  # whose prompt it shares: it is queued when that prompt is computed

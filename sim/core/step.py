@@ -312,6 +312,11 @@ class Step:
         running.tick = tick + 1
 
     @property
+    def number(self) -> int:
+        """The number of the plan being made."""
+        return self._log.step
+
+    @property
     def executed(self) -> int:
         """Steps that computed so far."""
         return self._log.step - self.transfer_plans

@@ -59,7 +59,7 @@ class Feed:
         self.new_keys: set[bytes] = set()  # of requests of the new revision, where there is a rollout
         self._retention = _retention(trace, None if scenario is None else scenario.cache.retention)
         wishes = (self._priority, self._max_tokens, self._adapters, self._tenants, self._retention)
-        self._has_wishes = any(column is not None for column in wishes)
+        self._has_wishes = any(column is not None for column in (*wishes, self._items))
         details = (self._ids, self._items, self._public)
         self._has_details = any(column is not None for column in details)
 
@@ -89,6 +89,8 @@ class Feed:
             request.tenant = self._tenants[row]
         if self._retention is not None:
             request.retention = self._retention[row]
+        if self._items is not None:
+            request.items = _items_of(self._items[row], self.input_tokens[row], row)
 
     def is_revised(self, arrival_ns: int) -> bool:
         """Whether a request that arrives then is for the new revision of its model."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from pagecast.sim.core.engines.vllm.settings import VllmSettings
 from pagecast.sim.core.tenants import Tenants
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.host_link import HostLinks
@@ -46,6 +47,9 @@ class ReplicaSpec(SchedulerSpec):
         limits = scenario.limits(share)
         if limits.tenants is None and not limits.groups and workload.has_tenants:
             limits = replace(limits, tenants=Tenants())
+        if workload.longest_item and isinstance(limits.engine, VllmSettings):
+            settings = limits.engine.with_items(limits.max_num_batched_tokens, workload.longest_item)
+            limits = replace(limits, engine=settings)
         speculation = scenario.speculation
         return cls(
             scenario=scenario,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
@@ -10,13 +11,15 @@ import numpy as np
 from pagecast.sim.speculation.recorded import RecordedDrafts
 from pagecast.traces.schema import Ints, Trace
 
+_ITEM_TOKENS = re.compile(r"\+(\d{1,18})(?:\s|$)")
+
 
 class Workload(Protocol):
     """What is known of requests before they come.
 
     `outputs`: their output lengths, for admission that reserves. `lengths`: the tokens of their sequences at
     their ends. `has_tenants`: tenants are told apart. `drafts`: draft tokens that were recorded, which are
-    followed; None: none were.
+    followed; None: none were. `longest_item`: tokens of the longest image or the like; 0: there are none.
     """
 
     @property
@@ -30,6 +33,9 @@ class Workload(Protocol):
 
     @property
     def drafts(self) -> RecordedDrafts | None: ...
+
+    @property
+    def longest_item(self) -> int: ...
 
 
 class TraceWorkload:
@@ -56,6 +62,13 @@ class TraceWorkload:
     def drafts(self) -> RecordedDrafts | None:
         return RecordedDrafts.of(self._trace)
 
+    @cached_property
+    def longest_item(self) -> int:
+        if "multimodal" not in self._trace.requests:
+            return 0
+        texts = self._trace.requests["multimodal"].tolist()
+        return max([int(tokens) for text in texts for tokens in _ITEM_TOKENS.findall(text)], default=0)
+
 
 class ExpectedWorkload:
     """The workload of a server, which knows a typical request alone."""
@@ -63,6 +76,7 @@ class ExpectedWorkload:
     outputs: Sequence[int] = ()
     has_tenants = False
     drafts: RecordedDrafts | None = None
+    longest_item = 0
 
     def __init__(self, prompt_tokens: int, output_tokens: int) -> None:
         self.lengths: Ints = np.array([prompt_tokens + output_tokens - 1])

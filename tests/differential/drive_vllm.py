@@ -443,11 +443,15 @@ def image(name: str, offset: int, length: int) -> MultiModalFeatureSpec:
     return MultiModalFeatureSpec(data=None, modality="image", identifier=name, mm_position=place)
 
 
-def see(scheduler: Scheduler) -> None:
-    """Gives a scheduler room for every image: what encoding takes is not compared.
+def see(scheduler: Scheduler, tokens: int | None) -> None:
+    """Gives a scheduler room for images of so many tokens; None: for every image.
 
     The specifications let images of one name differ in length; since 0.31 such requests are ended.
     """
+    if tokens is not None:
+        scheduler.max_num_encoder_input_tokens = tokens
+        scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=tokens)
+        return
     scheduler.max_num_encoder_input_tokens = 1 << 40
     scheduler._reject_on_encoder_cache_embed_mismatch = lambda *args: False
     scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=1 << 40)
@@ -466,7 +470,7 @@ class Engine:
             self.disk.use()
         self.scheduler = make_scheduler(self.spec["config"], folder)
         self.trail = watch_blocks(self.scheduler.kv_cache_manager.block_pool) if HYBRID in features else None
-        see(self.scheduler)
+        see(self.scheduler, spec["config"].get("encoder_tokens"))
         hasher = get_request_block_hasher(
             self.spec["config"]["block_size"],
             sha256,

@@ -48,3 +48,32 @@ def _items(name: str, tokens: int) -> list[list[Any]]:
         items.append([f"image{draw.randrange(3)}", at, length])
         at += length
     return items
+
+
+def encode(spec: Spec, seed: int) -> Spec:
+    """Gives requests images, and the encoder a budget and a cache: `encoder_tokens` in `config`.
+
+    Images come again in other prompts, and at times twice in one. Equal names have equal lengths.
+    """
+    draw = random.Random(f"encoder {seed}")
+    pictures = [draw.choice((1, 2, 5, 16, 40)) for _ in range(draw.randrange(2, 10))]
+    longest = 1
+    for request in spec["requests"]:
+        request.pop("items", None)
+        if not draw.randrange(4):
+            continue
+        items: list[list[Any]] = []
+        at = 0
+        for _ in range(draw.randrange(1, 5)):
+            at += draw.choice((0, 0, 1, 3, draw.randrange(1 + request["input_tokens"])))
+            picture = draw.randrange(len(pictures))
+            if at + pictures[picture] > request["input_tokens"]:
+                break
+            items.append([f"picture-{picture}", at, pictures[picture]])
+            longest = max(longest, pictures[picture])
+            at += pictures[picture]
+        if items:
+            request["items"] = items
+    budget = max(spec["config"]["max_num_batched_tokens"], longest)
+    spec["config"]["encoder_tokens"] = max(longest, budget // draw.choice((1, 1, 2, 8)))
+    return spec

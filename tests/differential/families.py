@@ -38,6 +38,11 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "mixed-tuned": (*ALL_BUT_A_TIER, "tuned"),
     "tuned-offloading": ("offloading", "tuned"),
     "queued": ("queued",),
+    "encoder": ("encoder",),
+    "encoder-cancelled": ("encoder", "cancelled"),
+    "encoder-speculation": ("encoder", "speculation"),
+    "hybrid-encoder": (HYBRID, "encoder"),
+    "encoder-tuned": ("encoder", "tuned"),
     "failing": ("failing",),
     "unreadable": ("unreadable",),
 }

@@ -18,7 +18,7 @@ import json
 import random
 from typing import Any
 
-from extra_keys import tell_apart
+from extra_keys import encode, tell_apart
 from host_tier import add_disk, fail_loads, fail_reads, offload, stop_early
 from settings import limit_queue, tune
 from speculation import speculate
@@ -50,6 +50,7 @@ FEATURES = {
     "cancelled": cancel,
     "tuned": tune,
     "queued": limit_queue,
+    "encoder": encode,
 }
 
 

@@ -85,6 +85,8 @@ def _settings(settings: VllmSettings) -> list[str]:
     """The scheduler's settings that are not vLLM's defaults."""
     arguments = []
     for one in fields(settings):
+        if one.name == "encoder_tokens":
+            continue  # vLLM takes the model's longest image
         value = getattr(settings, one.name)
         name = (one.metadata["declared"].flat or one.name).replace("_", "-")
         if isinstance(value, bool) and value != one.default:

@@ -71,6 +71,7 @@ GIVEN: dict[str, Any] = {
     "prefill_schedule_interval": 4,
     "max_num_queued_reqs": 100,
     "max_num_queued_tokens": 100_000,
+    "encoder_tokens": 4096,
     "context_chunking_policy": "equal_progress",
     "max_prefill_tokens": 4096,
     "enable_mixed_chunk": True,

@@ -81,6 +81,16 @@ def test_prompts_come_in_one_of_so_many_steps():
     assert [len(step(s).prefill) for _ in range(4)] == [0, 0, 0, 1]
 
 
+def test_a_chunk_ends_ahead_of_an_image_that_the_encoder_has_no_room_for():
+    s = scheduler(encoder_tokens=16)
+    for number in range(3):
+        made = request(number, 20)
+        made.items = [(str(number), 4, 12)]
+        s.submit(made)
+    assert step(s).prefill == ((20, 0), (4, 0), (4, 0))
+    assert [step(s).prefill for _ in range(2)] == [((16, 4),), ((16, 4),)]
+
+
 def test_a_full_queue_rejects():
     s = scheduler(max_num_queued_reqs=1)
     assert s.submit(request(0, 8))

@@ -82,3 +82,16 @@ def test_a_replay_with_few_adapters_is_the_same_step_by_step():
 def test_an_item_that_can_not_be_is_refused(text):
     with pytest.raises(BadInput, match="row 0: multimodal"):
         Feed(trace(multimodal=[text, None]), 16).request(0, 0)
+
+
+def test_images_wait_for_the_encoder_which_takes_the_longest():
+    items = [f"{number}@8+40" for number in range(4)]
+    work = trace(4, gap_s=0.0, multimodal=items)
+
+    def chunks(**fields) -> int:
+        scenario = Scenario(costs="roofline", num_gpu_blocks=200, max_num_seqs=4, **fields)
+        return len(replay(work, scenario).steps)
+
+    assert chunks(max_num_batched_tokens=2048) < chunks(max_num_batched_tokens=2048, encoder_tokens=40)
+    with pytest.raises(BadInput, match="encoder_tokens is 39, and the trace's longest image has 40 tokens"):
+        chunks(encoder_tokens=39)

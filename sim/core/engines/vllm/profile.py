@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from pagecast.sim.core.drafter import Drafter
+from pagecast.sim.core.encoder import Encoder
 from pagecast.sim.core.engines.deployment import Deployment
 from pagecast.sim.core.engines.profile import Profile, queue_order
 from pagecast.sim.core.engines.vllm.defaults import defaults
 from pagecast.sim.core.engines.vllm.hybrid import VllmHybridMix
 from pagecast.sim.core.engines.vllm.mix import VllmMix
 from pagecast.sim.core.engines.vllm.settings import VllmSettings
-from pagecast.sim.core.engines.vllm.tuned import TunedHybridMix, TunedMix, Tuning, WithMargin
+from pagecast.sim.core.engines.vllm.tuned import Tuned, TunedHybridMix, TunedMix, Tuning, WithMargin
 from pagecast.sim.core.engines.vllm.versions import OLDEST, VERSIONS, VllmRules, rules_of
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventLog
@@ -160,6 +161,10 @@ class VllmProfile(Profile):
         """The parts of one replica's scheduler. Errors: BadInput as for `check`."""
         parts = self._parts(limits, log, drafter, numbered=numbered)
         settings = limits.settings(VllmSettings())
+        if settings.encoder_tokens is not None and isinstance(parts.mix, Tuned):
+            ahead = int(drafter is not None and drafter.recomputes_block)
+            encoder = Encoder(settings.encoder_tokens, self.rules.encoder, parts.lifecycle.running, ahead)
+            parts.mix.tuning.encoder = parts.lifecycle.encoder = encoder
         if settings.max_num_scheduled_tokens is not None:
             parts.step.bound(settings.max_num_scheduled_tokens)
         if settings.prefill_schedule_interval > 1 and self.rules.keeps_interval:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagecast.sim.core.engines.version_order import since
 from pagecast.sim.core.errors import BadInput
@@ -48,6 +48,13 @@ class VllmSettings:
         "vllm: requests are rejected while prompts without a first token have so many tokens", None, ge=0
     )
 
+    encoder_tokens: int | None = option(
+        "vllm: tokens of images that a step encodes and the encoder's cache holds "
+        "(default: max_num_batched_tokens, or the trace's longest image)",
+        None,
+        ge=1,
+    )
+
     @property
     def decodes_apart(self) -> bool:
         """Decodes take tokens of the step."""
@@ -57,12 +64,24 @@ class VllmSettings:
         """Errors: BadInput naming the first setting that cannot work."""
         if not 0 <= self.watermark < 1:
             raise BadInput(f"watermark is {self.watermark}; it must be at least 0 and below 1")
-        for name in ("max_num_scheduled_tokens", "prefill_schedule_interval"):
+        for name in ("max_num_scheduled_tokens", "prefill_schedule_interval", "encoder_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise BadInput(f"{name} is {value}; it must be at least 1")
         if self.long_prefill_token_threshold < 0:
             raise BadInput("long_prefill_token_threshold must be at least 0")
+
+    def with_items(self, step_tokens: int, longest: int) -> VllmSettings:
+        """The settings for images of at most `longest` tokens. Errors: BadInput where none of these fits.
+
+        vLLM takes the longest image that the model may have, which is more than a trace tells.
+        """
+        tokens = self.encoder_tokens
+        if tokens is not None and tokens < longest:
+            raise BadInput(
+                f"encoder_tokens is {tokens}, and the trace's longest image has {longest} tokens; raise it"
+            )
+        return replace(self, encoder_tokens=max(step_tokens, longest) if tokens is None else tokens)
 
     def check_version(self, version: str) -> None:
         """Errors: BadInput naming a setting that this version of vLLM does not have."""

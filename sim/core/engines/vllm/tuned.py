@@ -9,13 +9,14 @@ Source: vllm/v1/core/sched/scheduler.py, `Scheduler.schedule`, and kv_cache_mana
 
 from __future__ import annotations
 
+from pagecast.sim.core.encoder import Encoder
 from pagecast.sim.core.engines.vllm.hybrid import VllmHybridMix
 from pagecast.sim.core.engines.vllm.mix import VllmMix
 from pagecast.sim.core.engines.vllm.settings import VllmSettings
 from pagecast.sim.core.engines.vllm.versions import VllmRules
 from pagecast.sim.core.engines.vllm.waiting import WaitingPass
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.head_start import HeadStart
+from pagecast.sim.core.memory.head_start import NO_START, HeadStart
 from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
@@ -41,6 +42,7 @@ class Tuning:
         self.computes = False
         self.interval = settings.prefill_schedule_interval if rules.keeps_interval else 1
         self.passed_over: set[Request] = set()
+        self.encoder: Encoder | None = None
         self._spares_lone = rules.spares_lone_prompt
         self._step_tokens = limits.max_num_batched_tokens
         self._latest = -self.interval  # the newest step that computed a prompt
@@ -59,6 +61,8 @@ class Tuning:
                 threshold = max(threshold, self._step_tokens // requests)
         self.longest_chunk = threshold
         self.holds = self._holds(step)
+        if self.encoder is not None:
+            self.encoder.begin(step.number)
 
     def _holds(self, step: Step) -> bool:
         """Whether prompts wait for the interval to end: only while others generate and the queue is short."""
@@ -118,12 +122,39 @@ class TunedPass(WaitingPass):
         if not tuning.settings.chunked_prefill and min(remaining, longest) > self.budget:
             return 0
         tokens = super()._first_tokens(request, done)
-        return min(tokens, longest) if tuning.longest_chunk else tokens
+        if tuning.longest_chunk:
+            tokens = min(tokens, longest)
+        if request.items and tuning.encoder is not None:
+            tokens = tuning.encoder.fit(request, done, tokens)
+        return tokens
+
+    def _admit(self, request: Request, hit: Hit) -> bool:
+        encoder = self._tuning.encoder
+        if not request.items or encoder is None:
+            return super()._admit(request, hit)
+        # What is cached is looked up, and room made for the rest, before blocks are asked for.
+        encoder.stalled = False
+        tokens = self._first_tokens(request, hit.tokens)
+        if not tokens:
+            return encoder.stalled and self.rules.encoder.passes_over_unencoded and self._pass_over(request)
+        room_tokens = self.step.with_lookahead(hit.tokens + tokens)
+        memory = self.memory
+        admits = self.admission.admits(self.step, memory, self.queue, request, hit)
+        if not admits or not memory.fits_now(request, hit, room_tokens, self.margin):
+            encoder.release(request)
+            self._refuse(request, hit)
+            self.queue.blocked = False  # every attempt counts as a use of what is cached
+            return False
+        self.step.admit(request, hit)
+        self._run(request, tokens, NO_START)
+        return True
 
     def _run(self, request: Request, tokens: int, start: HeadStart) -> None:
         self._tuning.passed_over.discard(request)
         self._tuning.computes |= request.known_tokens - request.computed_tokens > 1
         super()._run(request, tokens, start)
+        if request.items and self._tuning.encoder is not None:
+            self._tuning.encoder.encode(request, self.step.number)
 
 
 class Tuned(VllmMix):
@@ -140,7 +171,11 @@ class Tuned(VllmMix):
 
     def _schedule_chunk(self, step: Step, memory: Memory, queue: Queue, request: Request) -> bool:
         scheduled = super()._schedule_chunk(step, memory, queue, request)
-        self.tuning.computes |= request.state is State.PREFILL and step.computes(request)
+        if step.computes(request):
+            tuning = self.tuning
+            tuning.computes |= request.state is State.PREFILL
+            if request.items and tuning.encoder is not None:
+                tuning.encoder.encode(request, step.number)
         return scheduled
 
     def _next_chunk(self, step: Step, request: Request) -> int:
@@ -148,7 +183,11 @@ class Tuned(VllmMix):
         if tuning.holds and request.state is State.PREFILL:
             return 0
         tokens = super()._next_chunk(step, request)
-        return min(tokens, tuning.longest_chunk) if tuning.longest_chunk else tokens
+        if tuning.longest_chunk:
+            tokens = min(tokens, tuning.longest_chunk)
+        if request.items and tuning.encoder is not None:
+            tokens = tuning.encoder.fit(request, request.computed_tokens, tokens)
+        return tokens
 
     def _schedule_decode(self, step: Step, memory: Memory, queue: Queue, request: Request) -> bool:
         if step.in_turn and step.left() <= 0:

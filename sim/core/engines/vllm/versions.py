@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pagecast.sim.core.drafter import RESERVED, DraftingRules
+from pagecast.sim.core.encoder import FIRST_ENCODER, EncoderRules
 from pagecast.sim.core.memory.window_rules import DENSE, WindowRules
 from pagecast.sim.core.tiers.offload_rules import FIRST_RULES, OffloadRules
 
@@ -18,11 +19,12 @@ from pagecast.sim.core.tiers.offload_rules import FIRST_RULES, OffloadRules
 class VllmRules:
     """Where versions decide otherwise; the defaults are 0.24's.
 
-    `drafting`, `windows`, `offload`: where requests speculate, where layers keep different tokens, and
-    with a host tier. `skips_after_idle_victim`: under the policy priority, a victim that had no tokens in
-    this step makes the running pass skip the request that comes next. `goes_on_after_own_preemption`: a
-    request that preempted itself does not end the running pass. `counts_running_adapters`: the adapters
-    of all running requests count against `max_loras`, also of those that sit the step out.
+    `drafting`, `windows`, `offload`, `encoder`: where requests speculate, where layers keep different
+    tokens, with a host tier, and with images. `skips_after_idle_victim`: under the policy priority, a
+    victim that had no tokens in this step makes the running pass skip the request that comes next.
+    `goes_on_after_own_preemption`: a request that preempted itself does not end the running pass.
+    `counts_running_adapters`: the adapters of all running requests count against `max_loras`, also of those
+    that sit the step out.
     `passed_over_stay_ahead`: requests that were passed over stay ahead of those preempted later; else
     only those that hold blocks do, which are asked first. `passes_over_stale`: with speculation, a
     preempted request whose last step is not committed is passed over; else it ends the waiting pass.
@@ -38,6 +40,7 @@ class VllmRules:
     drafting: DraftingRules = RESERVED
     windows: WindowRules = DENSE
     offload: OffloadRules = FIRST_RULES
+    encoder: EncoderRules = FIRST_ENCODER
     skips_after_idle_victim: bool = True
     goes_on_after_own_preemption: bool = False
     counts_running_adapters: bool = False
@@ -79,6 +82,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
             "promotions_pend": True,
             "misses_failed": True,
             "forgets_with_plan": True,
+            "encodes_ahead": True,
         },
     ),
     (
@@ -92,6 +96,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
             "drops_marked": True,
             "counts_offers": True,
             "falls_back_to_recent": True,
+            "holds_repeats": True,
         },
     ),
     (
@@ -123,6 +128,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
             "polls_stores": True,
             "keeps_interval": True,
             "exports_states": True,
+            "passes_over_unencoded": True,
         },
     ),
 )
@@ -150,5 +156,6 @@ def _changed(rules: VllmRules, changes: Mapping[str, Any]) -> VllmRules:
         drafting=replace(rules.drafting, **of(rules.drafting)),
         windows=replace(rules.windows, **of(rules.windows)),
         offload=replace(rules.offload, **of(rules.offload)),
+        encoder=replace(rules.encoder, **of(rules.encoder)),
         **of(rules),
     )
