@@ -23,6 +23,7 @@ from pagecast.sim.costs.calibration.file import MEASURED, Calibration
 from pagecast.sim.costs.calibration.option_costs import UNKNOWN, OptionCosts
 from pagecast.sim.costs.calibration.shape import CPU
 from pagecast.sim.costs.families.registry import family
+from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.fitting.build import REPLICATES, CalibrationRun, calibrate
 from pagecast.sim.runs.bench_results import read_results
 from pagecast.sim.scenario import Scenario
@@ -68,6 +69,11 @@ class CalibrateOptions(Options):
         description="request-level results to correct measured operations by, with --scenario: vllm bench "
         "serve --save-detailed, AIPerf, guidellm, CSV; once for each",
     )
+    from_steps: tuple[Path, ...] = Field(
+        default=(),
+        description="times of single batches to correct step costs by, with --scenario: vllm bench forward "
+        "--output-json, or a table fpm_forward_perf of aisimulate onboard; once for each",
+    )
     model: str | None = Field(
         default=None,
         description="record a sweep of this model here: transformers folder; with "
@@ -83,7 +89,8 @@ class OfBench(Options):
     """What results of a benchmark do not say themselves."""
 
     scenario: Path | None = Field(
-        default=None, description="YAML file of the scenario that --from-bench results were measured in"
+        default=None,
+        description="YAML file of the scenario that --from-bench or --from-steps were measured in",
     )
     client_ms: float | None = Field(
         default=None,
@@ -127,11 +134,13 @@ def calibrate_command(
     planning ahead hides. With --speculative-config or --kv-offloading-size it records what n-grams or a host
     tier take beyond that as well; with --from-run, runs that had them tell it. With --from-bench, three
     corrections of measured operations are fitted instead: a benchmark's results say when tokens came, and
-    little of single steps.
+    little of single steps. With --from-steps they are fitted to times of single batches.
     """
-    if [bool(ask.from_run), bool(ask.model), bool(ask.from_bench)].count(True) != 1:
+    given = (ask.from_run, ask.model, ask.from_bench, ask.from_steps)
+    if [bool(one) for one in given].count(True) != 1:
         raise BadInput(
-            "give at least one --from-run FOLDER or --from-bench FILE, or --model to record a sweep; not both"
+            "give at least one --from-run FOLDER, --from-bench FILE or --from-steps FILE, or --model to "
+            "record a sweep; not both"
         )
     if ask.out is None:
         raise BadInput("give --out FILE.json")
@@ -147,6 +156,12 @@ def calibrate_command(
         reason = "is for recorded runs: results of a benchmark have no steps to draw"
         refuse_options({"plot": fit.plot}, reason)
         _from_bench(ask.from_bench, of_bench, ask.out, name, output)
+        return
+    if ask.from_steps:
+        refuse_options(
+            {"client-ms": of_bench.client_ms}, "is for --from-bench: single batches have no client"
+        )
+        _from_steps(ask.from_steps, of_bench, ask.out, name, output)
         return
     refuse_options(of_bench, "needs --from-bench: recorded runs say themselves what they are of")
     if fit.plot is not None:
@@ -182,13 +197,34 @@ def as_dict(calibration: Calibration, out: Path) -> dict[str, Any]:
 
 def _from_bench(files: Sequence[Path], of_bench: OfBench, out: Path, name: str, output: Output) -> None:
     """Fits corrections to request-level results and writes them."""
-    if of_bench.scenario is None:
-        raise BadInput("give --scenario FILE.yaml with model, gpu and the engine's options of the results")
+    scenario = _measured_in(of_bench)
     results = [read_results(path, of_bench.client_ms) for path in files]
     from pagecast.sim.fitting.from_bench import REPLAYS, fit_corrections
 
     with console.progress("replays", REPLAYS * len(results)) as update:
-        corrections = fit_corrections(results, Scenario.load(of_bench.scenario), name, update)
+        corrections = fit_corrections(results, scenario, name, update)
+    _write(corrections, out, output)
+
+
+def _from_steps(files: Sequence[Path], of_bench: OfBench, out: Path, name: str, output: Output) -> None:
+    """Fits corrections to times of single batches and writes them."""
+    from pagecast.sim.fitting.from_steps import fit_steps
+    from pagecast.sim.runs.timed_steps import read_timed_steps
+
+    scenario = _measured_in(of_bench)
+    measured = [read_timed_steps(path, scenario.tensor_parallel_size) for path in files]
+    for note in (note for one in measured for note in one.notes):
+        console.err.print(f"note: {note}", soft_wrap=True, markup=False)
+    _write(fit_steps(measured, scenario, name), out, output)
+
+
+def _measured_in(of_bench: OfBench) -> Scenario:
+    if of_bench.scenario is None:
+        raise BadInput("give --scenario FILE.yaml with model, gpu and the engine's options of the results")
+    return Scenario.load(of_bench.scenario)
+
+
+def _write(corrections: Corrections, out: Path, output: Output) -> None:
     corrections.save(out)
     if output.json_only:
         console.print_json({**asdict(corrections), "sd": list(corrections.sd), "file": str(out)})

@@ -54,9 +54,11 @@ def corrections_lines(corrections: Corrections) -> list[str]:
         errors = ", ".join(
             f"{key.upper()} {source[f'{key}_percent_before']:+.1f}% before, "
             f"{source[f'{key}_percent_after']:+.1f}% after"
-            for key in ("tpot", "e2e", "ttft")
+            for key in ("tpot", "e2e", "ttft", "decode", "prompt")
+            if f"{key}_percent_before" in source
         )
-        lines.append(f"{source['name']}, {source['requests']:,} requests, mean error: {errors}")
+        what = "requests, mean error" if "tpot_percent_before" in source else "steps, median error"
+        lines.append(f"{source['name']}, {source['requests']:,} {what}: {errors}")
     titles = ("host time that each step adds", "decode steps", "steps with prompts")
     for at, title in enumerate(titles):
         sd, prior = corrections.sd[at], corrections.prior_sd[at]
