@@ -12,6 +12,8 @@ from pagecast.planner_app.dashboard.shell.state import Session, session
 from pagecast.planner_app.dashboard.shell.view import (
     DEFAULTS,
     GENERATED,
+    LOAD_TOOL,
+    MADE,
     MOST_REQUESTS,
     NO_SPECULATION,
     UPLOAD,
@@ -32,10 +34,11 @@ from pagecast.planner_app.wording.kv_groups import group_words
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.bundled import sample_names
+from pagecast.traces.lengths import HELP
 
 _TRACES = (
     "chat: two minutes of conversations; code: coding agents; rag: questions over documents; "
-    "generated: by sliders; upload: a file of your own"
+    "generated: by sliders; load: as load tools make it; upload: a file of your own"
 )
 
 
@@ -79,12 +82,14 @@ def _bound(widget: Any, name: str, label: str, *arguments: Any, **options: Any) 
 def _trace(own: Session) -> dict[str, Any]:
     st.subheader("Traffic", anchor=False)
     values = _bound(
-        st.selectbox, "trace", "Trace", options=[*sample_names(), GENERATED, UPLOAD], help=_TRACES
+        st.selectbox, "trace", "Trace", options=[*sample_names(), GENERATED, LOAD_TOOL, UPLOAD], help=_TRACES
     )
     if values["trace"] == UPLOAD:
         values |= _upload(own)
     elif values["trace"] == GENERATED:
         values |= _generator()
+    elif values["trace"] == LOAD_TOOL:
+        values |= _made()
     values |= _bound(
         st.slider,
         "rate",
@@ -170,6 +175,27 @@ def _generator() -> dict[str, Any]:
     )
     if values["g_turns"] > 1:
         values |= _bound(st.slider, "g_system", "Shared system prompt, tokens", 0, 8000, step=50)
+    return values
+
+
+def _made() -> dict[str, Any]:
+    """The fields of a load that makes requests."""
+    length = f"a number, or {HELP}"
+    values = _bound(st.text_input, "m_input_len", "Prompt tokens", help=length)
+    values |= _bound(st.text_input, "m_output_len", "Output tokens", help=length)
+    about = "a length L that is a number becomes uniform from L(1-R) to L(1+R)"
+    values |= _bound(st.slider, "m_range_ratio", "Range ratio", 0.0, 0.95, step=0.05, help=about)
+    values |= _bound(st.number_input, "m_prefix_len", "Shared prefix, tokens", 0, MOST_REQUESTS)
+    if values["m_prefix_len"]:
+        values |= _bound(st.number_input, "m_num_prefixes", "Different prefixes", 1, MOST_REQUESTS)
+    values |= _bound(st.text_input, "m_turns", "Turns of a conversation", help=length)
+    if values["m_turns"] != MADE["m_turns"]:
+        values |= _bound(st.text_input, "m_turn_delay", "Seconds between turns", help=length)
+    about = "0: all at once, or as fast as the requests at a time allow"
+    values |= _bound(st.number_input, "m_request_rate", "Requests per second", 0.0, 1e6, help=about)
+    if values["m_request_rate"]:
+        about = "shape of the gamma law of times between requests: below 1 in bursts, 1 Poisson"
+        values |= _bound(st.number_input, "m_burstiness", "Burstiness", 0.01, 1e6, help=about)
     return values
 
 

@@ -19,7 +19,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario, value_type
 from pagecast.traces.load import Load
 
-GENERATED, UPLOAD = "generated", "upload"
+GENERATED, LOAD_TOOL, UPLOAD = "generated", "load", "upload"
 AT_ONCE = 2000  # requests that are replayed while the page waits; more are a job
 AT_ONCE_SPECULATING = 800  # the same where requests speculate: no step is skipped then
 MOST_REQUESTS = 100_000
@@ -44,6 +44,19 @@ GENERATOR: dict[str, Value] = {
     "g_turns": 1,
     "g_system": 0,
 }
+# Of a load as load tools make it, by the fields of `Load`; those at their defaults are not given.
+MADE: dict[str, Value] = {
+    "m_input_len": "1024",
+    "m_output_len": "128",
+    "m_range_ratio": 0.0,
+    "m_prefix_len": 0,
+    "m_num_prefixes": 1,
+    "m_turns": "1",
+    "m_turn_delay": "0",
+    "m_request_rate": 5.0,
+    "m_burstiness": 1.0,
+}
+_NEEDED = {"m_num_prefixes": "m_prefix_len", "m_turn_delay": "m_turns", "m_burstiness": "m_request_rate"}
 NO_SPECULATION = "none"
 SPECULATION: dict[str, Value] = {
     "spec_method": NO_SPECULATION,
@@ -61,7 +74,7 @@ def scenario_defaults(kind: type[Scenario] = Scenario) -> dict[str, Value]:
 
 
 SCENARIO = scenario_defaults()
-DEFAULTS: dict[str, Value] = {**LOAD, **GENERATOR, **SPECULATION, **SCENARIO}
+DEFAULTS: dict[str, Value] = {**LOAD, **GENERATOR, **MADE, **SPECULATION, **SCENARIO}
 _TYPES = {
     **{name: type(value) for name, value in DEFAULTS.items()},
     **{name: value_type(info) for name, info in Scenario.flat_fields().items()},
@@ -108,9 +121,23 @@ class PageView:
         self.scenario()
 
     def load(self) -> Load:
-        """How the trace's requests are sent. Errors: BadInput."""
+        """How requests are sent, and what they are like where a load makes them. Errors: BadInput."""
         most = None if self["max_tokens"] == 1 else f"{_text(self['max_tokens'])}x"
-        return make_load({"concurrency": self["concurrency"] or None, "max_tokens": most}, "view")
+        fields = {"concurrency": self["concurrency"] or None, "max_tokens": most}
+        return make_load(fields | (self._made() if self["trace"] == LOAD_TOOL else {}), "view")
+
+    def _made(self) -> dict[str, Value]:
+        """The fields of a load that makes requests; a rate of 0 sends all at once."""
+        given = {name for name in MADE if self[name] != MADE[name]} | {"m_input_len", "m_output_len"}
+        if self["m_request_rate"]:
+            given.add("m_request_rate")
+        without = {name for name, needed in _NEEDED.items() if needed not in given}
+        fields = {name.removeprefix("m_"): self[name] for name in MADE if name in given - without}
+        if "request_rate" in fields:
+            fields["request_rate"] = self["m_request_rate"] * self["rate"] or None
+        if "range_ratio" in fields:
+            fields["range_ratio"] = _text(self["m_range_ratio"])
+        return {**fields, "num_prompts": self["requests"]}
 
     def scenario(self) -> Scenario:
         """The scenario to replay. Errors: BadInput naming the field."""
@@ -150,6 +177,8 @@ class PageView:
             names += ["seed"]
         if self["trace"] == GENERATED:
             names += [*GENERATOR, "seed"]
+        if self["trace"] == LOAD_TOOL:
+            names += list(MADE)
         if self["trace"] == UPLOAD:
             names += ["upload", "sort", "seed"]
         return tuple(self[name] for name in names)
@@ -243,9 +272,11 @@ def command(view: PageView, file: str = "", scenario_file: str = "") -> str:
         lines.append(_shell(["pagecast", "trace", "generate", trace, *_pairs(generator_options(view))]))
     elif trace == UPLOAD:
         trace = f"./{file}" if file.startswith("-") else file or "your-trace"
-    words = ["pagecast", "replay", trace, "--limit", str(view["requests"])]
-    if view["rate"] != 1:
-        words += ["--speedup", _text(view["rate"])]
+    words = ["pagecast", "replay"]
+    if trace != LOAD_TOOL:
+        words += [trace, "--limit", str(view["requests"])]
+        if view["rate"] != 1:
+            words += ["--speedup", _text(view["rate"])]
     for name, value in view.load().given().items():
         words += [f"--{name.replace('_', '-')}", str(value)]
     if view["trace"] == UPLOAD and view["sort"]:

@@ -1,4 +1,4 @@
-"""The trace of a view: a bundled one, one from the generator's sliders, or a file that was uploaded."""
+"""The trace of a view: a bundled one, one from the generator's or a load's fields, or an uploaded file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from pagecast.planner_app.dashboard.shell.jobs import Results
-from pagecast.planner_app.dashboard.shell.view import GENERATED, UPLOAD, PageView, generator_options
+from pagecast.planner_app.dashboard.shell.view import (
+    GENERATED,
+    LOAD_TOOL,
+    UPLOAD,
+    PageView,
+    generator_options,
+)
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.arrivals import ArrivalProcess
 from pagecast.traces.generate import Conversations, conversations, requests
@@ -35,6 +41,8 @@ def trace_of(view: PageView) -> Trace:
 def _build(view: PageView) -> Trace:
     if view["trace"] == UPLOAD:
         raise BadInput("upload: give a trace file (this link shows one that only its sender has)")
+    if view["trace"] == LOAD_TOOL:
+        return view.load().trace(view["seed"])
     trace = (
         generated(view)
         if view["trace"] == GENERATED
