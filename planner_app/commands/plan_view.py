@@ -93,8 +93,8 @@ def _helps(bind: Binding | None) -> str:
 
     enough = [TWICE[each.limit] for each in bind.helped if each.holds]
     if enough:
-        return f"; 25% more would take {' or '.join(enough)}"
-    return f"; {bind.limit} limits it, and twice of no setting takes 25% more"
+        return f"; 25% more would take {' or '.join(enough)}{bind.less}"
+    return f"; {bind.limit} limits it, and twice of no setting takes 25% more{bind.less}"
 
 
 def show(result: CapacityPlan) -> None:

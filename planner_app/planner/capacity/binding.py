@@ -6,14 +6,18 @@ are judged, which may be others than just above the answer. The limit whose doub
 none does alone, it is the one that helps most. Doubling may be too much of it, and break a term that held
 (a batch twice as large takes longer steps): that is said. How full batch, budget and KV cache were is
 reported with it. Rates are tried by brief loads. Twice of what was never used up is not replayed: nothing
-would differ.
+would differ. Replays with twice of a limit stop as soon as a term that is judged is lost; where all do, they
+are made again to their ends, to see which helps most.
+
+Less of a setting may admit more: a smaller batch or token budget takes shorter steps. Half of each is tried
+with 5% more load than the answer, where more than half was used.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
 from typing import Any
@@ -26,10 +30,12 @@ from pagecast.planner_app.planner.capacity.users import Load, LoadReplay
 from pagecast.planner_app.planner.execution.interface import Executor
 from pagecast.planner_app.planner.served import ENDLESS
 from pagecast.planner_app.planner.slo import TermVerdict, excess
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.draw import scaled
 from pagecast.sim.scenario import Scenario
 
 BEYOND = 1.25  # times the answer: the load that is replayed
+LITTLE = 1.05  # times the answer: the load that is tried with half of a setting
 LIMITS = (KV_BLOCKS, "batch size", "token budget", "compute")
 NOTHING = "nothing"
 TWICE = {
@@ -38,6 +44,7 @@ TWICE = {
     "token budget": "twice max_num_batched_tokens",
     "compute": "steps twice as fast",
 }
+SETTINGS = {"batch size": "max_num_seqs", "token budget": "max_num_batched_tokens"}
 _HELPS = 0.9  # doubling a limit helps where the worst excess falls below this share of the excess without
 
 
@@ -47,7 +54,8 @@ class LimitTest:
 
     `excess` is that term's value in multiples of its bound. `breaks` is the worst term that breaks though it
     holds without help (empty: none), and `breaks_excess` its value in multiples of its bound. `unserved` is
-    the share of the requests that were not served.
+    the share of the requests that were not served. `stopped`: when a term was lost, so that the figures are
+    of the first requests.
     """
 
     limit: str
@@ -57,6 +65,7 @@ class LimitTest:
     breaks: str = ""
     breaks_excess: float = 0.0
     unserved: float = 0.0
+    stopped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +75,7 @@ class Binding:
     `limit` is "nothing" where the terms hold at that load too.
     `full` has shares of the settled time: `batch`: `max_num_seqs` requests ran; `budget`: a step used its
     whole token budget; `kv`: requests waited for neither of these, so for KV blocks. `kv_used` is the mean
-    share of KV blocks in use.
+    share of KV blocks in use. `halves`: the settings half of which would take 5% more load than the answer.
     """
 
     limit: str
@@ -74,6 +83,7 @@ class Binding:
     without: LimitTest
     helped: tuple[LimitTest, ...]
     full: dict[str, float]
+    halves: tuple[str, ...] = ()
 
     @property
     def why(self) -> str:
@@ -101,7 +111,13 @@ class Binding:
         """The limit and the reason, in one sentence."""
         if self.without.holds:
             return f"nothing binds there: {self.why}"
-        return f"{binds(self.limit)}: {self.why}"
+        return f"{binds(self.limit)}: {self.why}{self.less}"
+
+    @property
+    def less(self) -> str:
+        """A clause on settings half of which is better; empty where none is."""
+        halves = " or ".join(f"half {name}" for name in self.halves)
+        return f"; {halves} takes 5% more than now" if halves else ""
 
     def to_dict(self) -> dict[str, Any]:
         """As printed in JSON."""
@@ -115,6 +131,7 @@ class Binding:
             "excess": self.without.excess,
             "with_twice": helped,
             "full": self.full,
+            "half_takes_more": list(self.halves),
             "why": self.why,
         }
 
@@ -122,7 +139,9 @@ class Binding:
 def binding(question: CapacityQuestion, load: Load, run: Executor) -> Binding:
     """Which limit binds at a load that is a quarter beyond the answer, by the terms that break there."""
     as_it_is = press(question, load)
-    pressed = run.map(partial(press, question, load), as_it_is.used_up)
+    pressed = run.map(partial(press, question, load, judged=as_it_is.judged), as_it_is.used_up)
+    if not any(each.holds(as_it_is.judged) for each in pressed):
+        pressed = run.map(partial(press, question, load), as_it_is.used_up)
     return bound(question, load, as_it_is, pressed)
 
 
@@ -130,42 +149,75 @@ def binding(question: CapacityQuestion, load: Load, run: Executor) -> Binding:
 class Pressure:
     """A replay with twice of `limit` (empty: as it is), whose `full` and `used_up` come where it is empty.
 
-    `used_up` are the limits that some step met.
+    `used_up` are the limits that some step met, `half_used` the settings of which some step used over half.
     """
 
     limit: str
     terms: tuple[TermVerdict, ...]
-    full: dict[str, float]
-    used_up: tuple[str, ...]
+    full: dict[str, float] = field(default_factory=dict)
+    used_up: tuple[str, ...] = ()
+    half_used: tuple[str, ...] = ()
+    stopped: bool = False
+
+    @property
+    def judged(self) -> frozenset[str]:
+        """The terms that twice of a limit is judged by: those that break, or all."""
+        broken = frozenset(term.text for term in self.terms if not term.holds)
+        return broken or frozenset(term.text for term in self.terms)
+
+    def holds(self, judged: frozenset[str]) -> bool:
+        """Whether terms hold; one that does not occur does (a share served, where all were)."""
+        return all(term.holds for term in self.terms if term.text in judged)
 
 
-def press(question: CapacityQuestion, load: Load, limit: str = "") -> Pressure:
-    """Replays the load with twice of `limit`."""
-    pressed = _with_twice(question, limit)
-    replay = pressed.serve(load, brief=load.kind == "rate", whole=True)
+def press(
+    question: CapacityQuestion, load: Load, limit: str = "", judged: frozenset[str] = frozenset()
+) -> Pressure:
+    """Replays the load with twice of `limit`, until one of the terms `judged` is lost, if there are any."""
+    pressed, brief = _with_twice(question, limit), load.kind == "rate"
+    served = pressed.judged_by(judged) if judged else pressed
     # A term of long loads (`backlog_growth`) does not occur here: `kept_up` stands for it in a short load.
+    replay = served.serve(load, brief=brief, whole=not judged)
     terms = pressed.judge(load, replay).terms
     if limit:
-        return Pressure(limit, terms, {}, ())
-    return Pressure("", terms, _fullness(replay, question.scenario), _used_up(replay, question.scenario))
-
-
-def bound(question: CapacityQuestion, load: Load, as_it_is: Pressure, pressed: Sequence[Pressure]) -> Binding:
-    """The limit that binds, from a replay as it is and those with twice of what was used up."""
-    terms = as_it_is.terms
-    judged = frozenset(term.text for term in terms if not term.holds) or frozenset(
-        term.text for term in terms
+        return Pressure(limit, terms, stopped=bool(replay.lost))
+    scenario = question.scenario
+    return Pressure(
+        "", terms, _fullness(replay, scenario), _used_up(replay, scenario), _half_used(replay, scenario)
     )
-    by_limit = {each.limit: each.terms for each in pressed}
-    without = _test("", terms, judged)
-    helped = tuple(_test(limit, by_limit.get(limit, terms), judged) for limit in LIMITS)
+
+
+def half_holds(question: CapacityQuestion, load: Load, setting: str) -> bool:
+    """Whether the SLO holds with half of a setting; not where the engine would not start with it."""
+    try:
+        scenario = question.scenario.changed(
+            num_gpu_blocks=question.scenario.blocks(), **{setting: getattr(question.scenario, setting) // 2}
+        )
+        halved = replace(question, scenario=scenario)
+        return halved.judge(load, halved.serve(load)).holds
+    except BadInput:
+        return False
+
+
+def bound(
+    question: CapacityQuestion,
+    load: Load,
+    as_it_is: Pressure,
+    pressed: Sequence[Pressure],
+    halves: Sequence[str] = (),
+) -> Binding:
+    """The limit that binds, from a replay as it is and those with twice of what was used up."""
+    judged = as_it_is.judged
+    by_limit = {each.limit: each for each in pressed}
+    without = _test(as_it_is, judged)
+    helped = tuple(_test(by_limit.get(limit, replace(as_it_is, limit=limit)), judged) for limit in LIMITS)
     amount = load.amount * question.rate if load.kind == "rate" else load.amount
-    return Binding(_choose(without, helped), amount, without, helped, as_it_is.full)
+    return Binding(_choose(without, helped), amount, without, helped, as_it_is.full, tuple(halves))
 
 
-def beyond(load: Load, most_users: int) -> Load:
-    """A quarter more than a load, and at least one user more."""
-    more = load.amount * BEYOND
+def beyond(load: Load, most_users: int, times: float = BEYOND) -> Load:
+    """So many times a load, and at least one user more."""
+    more = load.amount * times
     if load.kind != "rate":
         more = float(min(max(np.ceil(more), load.amount + 1), most_users))
     return replace(load, amount=more)
@@ -196,24 +248,23 @@ def _severity(pressed: LimitTest) -> tuple[float, float]:
     return pressed.excess, pressed.unserved
 
 
-def _test(limit: str, terms: Sequence[TermVerdict], judged: frozenset[str]) -> LimitTest:
-    """The outcome of a replay by the terms `judged`, and which of the others breaks.
-
-    A judged term that does not occur holds: a share served stands only where requests were not.
-    """
+def _test(pressed: Pressure, judged: frozenset[str]) -> LimitTest:
+    """The outcome of a replay by the terms `judged`, and which of the others breaks."""
+    terms = pressed.terms
     ours = [term for term in terms if term.text in judged]
     others = [term for term in terms if term.text not in judged and not term.holds]
     worst = max(ours, key=excess, default=TermVerdict(min(judged), None, 0.0, True))
     broken = max(others, key=excess, default=None)
     served = next((term.value for term in terms if term.text.startswith("served")), None)
     return LimitTest(
-        limit,
-        all(term.holds for term in ours),
+        pressed.limit,
+        pressed.holds(judged),
         worst.text,
         excess(worst),
         "" if broken is None else broken.text,
         0.0 if broken is None else excess(broken),
         0.0 if served is None else 1 - served,
+        pressed.stopped,
     )
 
 
@@ -244,6 +295,16 @@ def _used_up(replay: LoadReplay, scenario: Scenario) -> tuple[str, ...]:
         "token budget": tokens.max() >= scenario.max_num_batched_tokens,
     }
     return tuple(limit for limit in LIMITS if used.get(limit, True))
+
+
+def _half_used(replay: LoadReplay, scenario: Scenario) -> tuple[str, ...]:
+    """The settings of which some step used more than half."""
+    steps = replay.result.steps
+    if not len(steps):
+        return ()
+    tokens = (steps["decode_n"].to_numpy() + steps["prefill_tokens"].to_numpy()).max()
+    most = {"batch size": steps["running"].max(), "token budget": tokens}
+    return tuple(name for limit, name in SETTINGS.items() if 2 * most[limit] > getattr(scenario, name))
 
 
 def _fullness(replay: LoadReplay, scenario: Scenario) -> dict[str, float]:
@@ -288,6 +349,8 @@ def _far(term: str, excess: float) -> str:
 
 
 def _times(pressed: LimitTest) -> str:
+    if pressed.stopped:
+        return "beyond it"
     if pressed.excess == inf:
         return f"{pressed.unserved:.1%} not served" if pressed.unserved else "beyond it"
     return _multiple(pressed.excess)

@@ -20,6 +20,7 @@ from functools import partial
 from math import floor, inf, log
 
 import numpy as np
+import pandas as pd
 from pagecast.planner_app.planner.capacity import lasting
 from pagecast.planner_app.planner.capacity.largest import LargestStep, largest, settle
 from pagecast.planner_app.planner.capacity.lasting import Lasting, LongLoad
@@ -49,6 +50,7 @@ KEPT_UP = 0.95  # least share of the offered requests that must end in a short l
 GROWTH = 0.2  # most growth to come of the requests in the server, at the end of a long load
 CONFIDENCE = 0.9
 _WAITING = 4  # most users, in multiples of `max_num_seqs`: more users only wait
+_LONGEST_STRIDE = 24  # steps of `GRID` from a rate that holds easily to the next one tried
 _SEEDS = 1_000_003  # distance between the seeds of two plans, so that no two share a draw's seed
 
 
@@ -106,6 +108,7 @@ class LoadSearch:
     `tried` has all outcomes, ordered by load.
     """
 
+    kind: LoadKind
     answer: LargestStep
     at: LoadTrial | None
     beyond: LoadTrial | None
@@ -115,6 +118,22 @@ class LoadSearch:
     def value(self) -> int | None:
         """The answer's step; None where no load holds."""
         return self.answer.value
+
+    @property
+    def crossing(self) -> float:
+        """The amount at which the worst term reaches its bound, between the answer and the load beyond it.
+
+        The answer itself where they are neighbours, or the term leaps from nothing; 0 where no load holds.
+        """
+        if self.at is None:
+            return 0.0
+        if self.beyond is None or (self.kind != "rate" and self.beyond.amount <= self.at.amount + 1):
+            return self.at.amount
+        low, high = (max(map(excess, trial.terms), default=0.0) for trial in (self.at, self.beyond))
+        if not 0 < low <= 1 < high < inf:
+            return self.at.amount
+        part = log(1 / low) / log(high / low)
+        return self.at.amount * float((self.beyond.amount / self.at.amount) ** part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,18 +219,25 @@ class CapacityQuestion:
         at = None if answer.value is None else outcomes[answer.value]
         above = [step for step in outcomes if answer.value is None or step > answer.value]
         beyond = outcomes[min(above)] if above else None
-        return LoadSearch(answer, at, beyond, tuple(outcomes[step] for step in sorted(outcomes)))
+        return LoadSearch(ask.kind, answer, at, beyond, tuple(outcomes[step] for step in sorted(outcomes)))
 
     def _settle(self, ask: Ask, low: int, high: int, outcomes: dict[int, LoadTrial]) -> LargestStep:
         """Searches by long loads. Where one fails, the rate at which its requests ended is the next guess."""
-        work = Lasting.of(self.trace, amount("rate", ask.start), self.ask.most_requests)
+        thorough = self.ask.thorough
+        work = Lasting.of(self.trace, amount("rate", ask.start), self.ask.most_requests, thorough=thorough)
         costs = self.costs_of(ask.draw)
         settling: dict[int, float] = {}
 
         def holds(at: int) -> bool:
             load = Load("rate", amount("rate", at))
             lasted = lasting.serve_long(
-                work, self.scenario, load, costs=costs, tallies=self._tallies("rate", costs)
+                work,
+                self.scenario,
+                load,
+                costs=costs,
+                tallies=self._tallies("rate", costs, count=True),
+                worst=self._worst,
+                stops=self.ask.early_stops,
             )
             settling[at] = lasted.most_ended_per_s / self.rate
             outcomes[at] = self.judge_lasted(load, lasted)
@@ -220,7 +246,23 @@ class CapacityQuestion:
         def guess(at: int) -> int:
             return max(step_of(settling[at]), low)
 
-        return settle(holds, guess, low, high, start=ask.start, resolution=ask.resolution)
+        def stride_up(at: int) -> int:
+            far = max(map(excess, outcomes[at].terms), default=0.0)
+            return min(step_of(1 / far) // 2, _LONGEST_STRIDE) if far else _LONGEST_STRIDE
+
+        return settle(
+            holds,
+            guess,
+            low,
+            high,
+            start=ask.start,
+            resolution=ask.resolution,
+            stride_up=stride_up,
+        )
+
+    def _worst(self, requests: pd.DataFrame) -> float:
+        """The worst term of requests at a rate, in multiples of its bound."""
+        return max(map(excess, self.slo.verdict(requests).terms), default=0.0)
 
     def costs_of(self, number: int | None) -> StepCosts:
         """The costs of a draw, with their noise at its beginning."""
@@ -242,9 +284,14 @@ class CapacityQuestion:
             tallies=self._tallies(load.kind, costs, whole=whole),
         )
 
-    def _tallies(self, kind: LoadKind, costs: StepCosts, *, whole: bool = False) -> Tallies | None:
-        """Those that stop a replay: of the level's terms, and of preemptions with users who do not think."""
-        if not self.ask.early_stops:
+    def _tallies(
+        self, kind: LoadKind, costs: StepCosts, *, whole: bool = False, count: bool = False
+    ) -> Tallies | None:
+        """Those that stop a replay: of the level's terms, and of preemptions with users who do not think.
+
+        None without early stops, unless they are to `count` anyway.
+        """
+        if not self.ask.early_stops and not count:
             return None
         if whole:
             return tuple
@@ -252,15 +299,26 @@ class CapacityQuestion:
         most = self.ask.max_preemption_rate if kind == "concurrency" else inf
         return partial(tallies, self.slo, lookup, most)
 
+    def judged_by(self, terms: frozenset[str]) -> CapacityQuestion:
+        """The question whose replays stop for these terms alone."""
+        slo = ",".join(term.text for term in self.slo.terms if term.text in terms)
+        most = self.ask.max_preemption_rate if any(text.startswith("preemptions") for text in terms) else inf
+        return replace(self, ask=self.ask.model_copy(update={"slo": slo, "max_preemption_rate": most}))
+
     def judge(self, load: Load, served: LoadReplay) -> LoadTrial:
         """The outcome of a load from its replay: SLO, preemptions (`concurrency` only) and `kept_up`."""
         requests = served.measured
         not_rejected = requests[requests["state"] != "rejected"]
         preempted = float(not_rejected["preemptions"].sum()) / max(len(not_rejected), 1)
         terms = self.slo.verdict(requests).terms if self.slo.terms else served_terms(requests)
+        count = len(self.slo.terms)
+        terms = tuple(
+            _lost(term) if at in served.lost and at < count else term for at, term in enumerate(terms)
+        )
         if load.kind == "concurrency":
             text, most = f"preemptions<={self.ask.max_preemption_rate:g}", self.ask.max_preemption_rate
-            terms = (*terms, TermVerdict(text, preempted, most, preempted <= most))
+            term = TermVerdict(text, preempted, most, preempted <= most)
+            terms = (*terms, _lost(term) if count in served.lost else term)
         if served.kept_up is not None:
             kept_up = served.kept_up
             terms = (*terms, TermVerdict(f"kept_up>={KEPT_UP}", kept_up, KEPT_UP, kept_up >= KEPT_UP))
@@ -273,7 +331,7 @@ class CapacityQuestion:
             requests_per_s=len(endings) / seconds if seconds else 0.0,
             output_tokens_per_s=float(endings["output_tokens"].sum()) / seconds if seconds else 0.0,
             counts=RequestCounts.of(requests),
-            stopped=served.lost,
+            stopped=bool(served.lost),
         )
 
     def judge_lasted(self, load: Load, lasted: LongLoad) -> LoadTrial:
@@ -286,6 +344,13 @@ class CapacityQuestion:
             return LoadTrial(load.amount * self.rate, False, (grows,), 0.0, rate, 0.0, stopped=True)
         outcome = self.judge(load, lasted.served)
         return replace(outcome, terms=(*outcome.terms, grows), holds=outcome.holds and grows.holds)
+
+
+def _lost(term: TermVerdict) -> TermVerdict:
+    """A term that is lost whatever else comes, though the requests so far may still keep it."""
+    if term.value is None or not term.holds:
+        return term._replace(holds=False)
+    return term._replace(holds=False, value=term.bound)
 
 
 def _interpolated(outcomes: dict[int, LoadTrial], good: int, bad: int) -> int | None:

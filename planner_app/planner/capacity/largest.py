@@ -78,12 +78,14 @@ def settle(
     *,
     start: int,
     resolution: int = 1,
+    stride_up: Callable[[int], int] | None = None,
 ) -> LargestStep:
     """The largest step that holds, with few tries, from a `start` near it.
 
     While a step fails, the next try is `guess` of it: at least one stride lower, at most `_FURTHEST` strides,
     and the stride doubles each time. A guess that holds is likely the answer, so the step above it is next.
-    The rest is bisected. Where `start` holds, the search goes up as in `largest`.
+    Where `start` holds, the search goes up as in `largest`, at first by `stride_up` of it. The rest is
+    bisected.
     """
     outcomes: dict[int, bool] = {}
 
@@ -100,7 +102,8 @@ def settle(
         at = max(low, at - min(max(at - guess(at), stride), _FURTHEST * stride))
         stride *= 2
     if bad > high:
-        good, bad = _bracket(ask, at, high, at, max(resolution, 1))
+        first = 1 if stride_up is None else stride_up(at)
+        good, bad = _bracket(ask, at, high, at, max(resolution, first))
         assert good is not None
     else:
         good, near = at, min(at + resolution, bad)

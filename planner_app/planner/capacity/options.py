@@ -28,7 +28,8 @@ class PlanOptions(Drawn, Target):
 
     `kinds` of load: by default concurrency and rate, and users where `think_time` is given. `explain`: find
     the limit that binds. `early_stops`: end replays as soon as their outcome is decided; the answer is the
-    same without.
+    same without. `thorough`: the highest rate by loads twice as long, each to its end, which nearly always
+    gives the same answer within a step.
     """
 
     think_time: float | None = Field(
@@ -66,6 +67,7 @@ class PlanOptions(Drawn, Target):
     kinds: Annotated[tuple[LoadKind, ...] | None, PYTHON_ONLY] = None
     explain: Annotated[bool, PYTHON_ONLY] = True
     early_stops: Annotated[bool, PYTHON_ONLY] = True
+    thorough: Annotated[bool, PYTHON_ONLY] = False
 
     @field_validator("replicates")
     @classmethod

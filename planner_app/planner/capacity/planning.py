@@ -8,42 +8,40 @@ envelope stands beside them.
 
     envelope.py     1. arithmetic: where the search for users begins
     bisection.py    2. users, by closed loops (`users.py`)
-    lasting.py      3. rates, by long replays, from the rate at which those users were served
-    binding.py      4. replays with twice of each limit, to see which one binds
-    bisection.py    5. searches from the answer, with drawn costs and workload, for the interval
+    evidence.py     3. all else, on all cores:
+    lasting.py         rates, by long replays, from the rate at which those users were served
+    binding.py         replays with twice and half of each limit, to see which one binds
+    bisection.py       searches from the answer, with drawn costs and workload, for the interval
 
-The cheap form is `replicates=0, explain=False`: about five replays for users, and three long ones for a rate.
+The cheap form is `replicates=0, explain=False`: about four replays for users, and two long ones for a rate.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
-from pagecast.planner_app.planner.capacity.binding import LIMITS, Binding, Pressure, beyond, bound, press
+from pagecast.planner_app.planner.capacity.binding import LIMITS, Binding
 from pagecast.planner_app.planner.capacity.bisection import (
     GROWTH,
-    MOST_STEPS,
-    Ask,
     CapacityQuestion,
     Draws,
     LoadSearch,
     LoadTrial,
     amount,
     interval,
-    step_of,
     width_error,
 )
 from pagecast.planner_app.planner.capacity.envelope import Envelope, envelope
+from pagecast.planner_app.planner.capacity.evidence import SEARCH, Evidence, Study
 from pagecast.planner_app.planner.capacity.options import LoadKind, PlanOptions
 from pagecast.planner_app.planner.capacity.plan_cost import PlanCost, plan_cost
 from pagecast.planner_app.planner.capacity.replicas import Replicas, replicas
-from pagecast.planner_app.planner.capacity.users import Load, requests_per_s, shortened
+from pagecast.planner_app.planner.capacity.users import requests_per_s, shortened
 from pagecast.planner_app.planner.execution.executor import Serial
 from pagecast.planner_app.planner.execution.interface import Executor
 from pagecast.planner_app.planner.prices import priced
@@ -60,8 +58,6 @@ from pagecast.sim.replica.workload import TraceWorkload
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace, nominal_arrival_s
 
-_NEAR = 2  # steps of 1%: resolution of the highest rate
-SEARCH = 4  # replays of a search, about
 GOOD_REPLICATES = 20  # of which intervals are good enough to decide by
 Progress = Callable[[int], None]  # called with the number of searches and explanations done
 
@@ -217,20 +213,25 @@ def plan(
     scenario.limits()
     rejected = _rejected(work, scenario)
     fits = envelope(work, scenario, level, costs=draws.costs)
-    tell = _Progress(progress)
-    points = _points(question, kinds, fits, tell)
-    complete, evidence = True, {kind: _Evidence() for kind in points}
+    total = steps(len(kinds), ask.replicates)
+    tell = progress or (lambda done: None)
+    study = Study(question, kinds, fits, run, lambda done: tell(min(done, total)))
+    study.search_users()
+    complete = True
     try:
-        evidence |= _evidence(question, points, run, tell)
+        study.gather()
     except KeyboardInterrupt:
+        if not study.points.keys() & set(kinds):
+            raise
         complete = False
         run.abandon()
-    answers = {kind: _answer(question, kind, points[kind], evidence[kind]) for kind in kinds}
-    tell.to(steps(len(kinds), ask.replicates))
+    kinds = [kind for kind in kinds if kind in study.points]
+    answers = {kind: _answer(question, kind, study.points[kind], study.evidence(kind)) for kind in kinds}
+    tell(total)
     cost_model = question.costs_of(None)
     replicas_needed = _replicas(answers.get("rate"), ask.replicas_for or rate, scenario)
     texts = (
-        *([] if complete else ["interrupted: intervals and limits are left out"]),
+        *([] if complete else ["interrupted: what was not found by then is left out"]),
         *notes,
         *_notes(trace, question, answers),
         *([replicas_needed.warning] if replicas_needed and replicas_needed.warning else []),
@@ -260,25 +261,6 @@ def plan(
 def steps(kinds: int, replicates: int) -> int:
     """The number that `progress` is called with at the end: a search counts as `SEARCH` replays."""
     return kinds * (SEARCH + 1 + len(LIMITS) + (SEARCH * (replicates + 1) if replicates else 0))
-
-
-class _Progress:
-    """Progress over searches and replays."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self._done = 0
-        self._progress = progress
-
-    def to(self, done: int) -> None:
-        """So much is done."""
-        self._done = max(done, self._done)
-        if self._progress is not None:
-            self._progress(self._done)
-
-    def counting(self, units: Sequence[int]) -> Progress:
-        """Progress of a map over items of so many units each."""
-        base, mean = self._done, sum(units) / max(len(units), 1)
-        return lambda done: self.to(base + round(done * mean))
 
 
 def _price(ask: PlanOptions, scenario: Scenario) -> float | None:
@@ -322,152 +304,7 @@ def _cost(
     return plan_cost(usd_per_gpu_hour, scenario.tensor_parallel_size, replicas_needed, at)
 
 
-def _points(
-    question: CapacityQuestion, kinds: Sequence[LoadKind], fits: Envelope, tell: _Progress
-) -> dict[LoadKind, LoadSearch]:
-    """The search of each kind; that of a rate comes last, and begins where users were served."""
-    points: dict[LoadKind, LoadSearch] = {}
-    for kind in sorted(kinds, key=lambda kind: kind == "rate"):
-        ask = _rate_ask(question, points, fits) if kind == "rate" else _users_ask(question, kind, fits)
-        points[kind] = question.search(ask)
-        tell.to(len(points) * SEARCH)
-    return points
-
-
-def _users_ask(question: CapacityQuestion, kind: LoadKind, fits: Envelope) -> Ask:
-    """Users begin at the static envelope, and are found to a fiftieth."""
-    start = min(max(fits.concurrency, 1), question.most_users)
-    return Ask(kind, None, start, max(start // 4, 1), max(start // 50, 1), verify=False)
-
-
-def _rate_ask(question: CapacityQuestion, points: dict[LoadKind, LoadSearch], fits: Envelope) -> Ask:
-    """A rate begins where the most users without think time were served; at the least where none were."""
-    users = points.get("concurrency")
-    if users is not None and users.at is None:
-        start = -MOST_STEPS
-    else:
-        most = None if users is None or users.at is None else users.at
-        rate = most.requests_per_s if most is not None else 0.0
-        if not rate:
-            rate = _served_per_s(question, most.amount if most is not None else fits.concurrency)
-        start = step_of(rate / question.rate)
-    return Ask("rate", start=start, resolution=_NEAR, lasts=True)
-
-
-def _served_per_s(question: CapacityQuestion, users: float) -> float:
-    """Requests per second of a brief load of so many users, from its begin to its end."""
-    load = Load("concurrency", min(max(users, 1), question.most_users))
-    requests = question.serve(load, brief=True, whole=True).result.requests
-    span_s = float(requests["finished_s"].max() - requests["arrival_s"].min())
-    return float((requests["state"] == "completed").sum()) / span_s if span_s > 0 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Evidence:
-    """What stands beside an answer: the limit that binds, and the answers of draws in the same unit."""
-
-    binding: Binding | None = None
-    draws: tuple[float, ...] = ()
-    replays: int = 0
-
-
-_Task = Ask | Load | tuple[Load, str]  # a search, a replay, or one with twice of a limit
-
-
-def _evidence(
-    question: CapacityQuestion, points: dict[LoadKind, LoadSearch], run: Executor, tell: _Progress
-) -> dict[LoadKind, _Evidence]:
-    """The evidence of each kind; none where it has no answer, or where the most that was tried holds."""
-    steps = {
-        kind: point.answer.value
-        for kind, point in points.items()
-        if point.answer.value is not None and not point.answer.at_limit and point.beyond is not None
-    }
-    loads: dict[LoadKind, Load] = {}
-    if question.ask.explain:
-        think_s, most = question.think_s, 2 * question.most_users
-        loads = {kind: beyond(Load(kind, amount(kind, at), think_s), most) for kind, at in steps.items()}
-    first: list[tuple[LoadKind, _Task]] = list(loads.items())
-    second: list[tuple[LoadKind, _Task]] = []
-    draws = range(question.ask.replicates)
-    by_users = "concurrency" in steps and _only_grows(points.get("rate"))
-    brief = "rate" in steps and bool(draws) and not by_users
-    for kind, at in steps.items():
-        if kind != "rate":
-            step, resolution = max(at // 25, 1), max(at // 50, 1)
-            first += [(kind, Ask(kind, draw, at, step, resolution, verify=False)) for draw in draws]
-        elif brief:
-            first.append((kind, _brief_ask(None, at)))
-    done = _done(question, first, run, tell)
-    pressures = {kind: found for kind, found in done if isinstance(found, Pressure)}
-    second += [(kind, (loads[kind], limit)) for kind, each in pressures.items() for limit in each.used_up]
-    forecasts = dict(points)
-    if brief:
-        forecasts["rate"] = next(
-            found for of, found in done if of == "rate" and isinstance(found, LoadSearch)
-        )
-        start = forecasts["rate"].answer.value
-        second += [("rate", _brief_ask(draw, steps["rate"] if start is None else start)) for draw in draws]
-        done = [pair for pair in done if pair[1] is not forecasts["rate"]]
-    done += _done(question, second, run, tell)
-    evidence = {kind: _Evidence() for kind in points}
-    for kind in steps:
-        searches = [found for of, found in done if of == kind and isinstance(found, LoadSearch)]
-        presses = [found for of, found in done if of == kind and isinstance(found, Pressure)]
-        bind = None
-        if kind in pressures:
-            bind = bound(question, loads[kind], pressures[kind], [each for each in presses if each.limit])
-        if kind == "rate" and by_users:
-            users = [found for of, found in done if of == "concurrency" and isinstance(found, LoadSearch)]
-            values = _times_as_many(points["concurrency"], users, "requests_per_s")
-        else:
-            values = _times_as_many(forecasts[kind], searches, "amount")
-        answer = points[kind].at
-        assert answer is not None
-        evidence[kind] = _Evidence(
-            bind,
-            tuple(times * answer.amount for times in values),
-            sum(search.answer.tried for search in searches) + len(presses),
-        )
-    return evidence
-
-
-def _only_grows(point: LoadSearch | None) -> bool:
-    """Whether the backlog alone bounds a rate, so that it goes by the rate at which users are served."""
-    broken = () if point is None or point.beyond is None else point.beyond.broken
-    return bool(broken) and all(term.text.startswith("backlog_growth") for term in broken)
-
-
-def _brief_ask(draw: int | None, start: int) -> Ask:
-    return Ask("rate", draw, start, 4, 2, verify=False, brief=True)
-
-
-def _times_as_many(forecast: LoadSearch, draws: Sequence[LoadSearch], figure: str) -> list[float]:
-    """A figure of the draws' answers in multiples of the forecast's; 0 where a draw has no answer."""
-    if forecast.at is None:
-        return []
-    least = getattr(forecast.at, figure)
-    return [0.0 if draw.at is None else getattr(draw.at, figure) / least for draw in draws]
-
-
-def _done(
-    question: CapacityQuestion, work: Sequence[tuple[LoadKind, _Task]], run: Executor, tell: _Progress
-) -> list[tuple[LoadKind, LoadSearch | Pressure]]:
-    """Searches and replays, wherever there is room for them."""
-    if not work:
-        return []
-    units = [SEARCH if isinstance(task, Ask) else 1 for _, task in work]
-    found = run.map(partial(_do, question), [task for _, task in work], tell.counting(units))
-    return [(kind, answer) for (kind, _), answer in zip(work, found, strict=True)]
-
-
-def _do(question: CapacityQuestion, task: _Task) -> LoadSearch | Pressure:
-    if isinstance(task, Ask):
-        return question.search(task)
-    return press(question, task) if isinstance(task, Load) else press(question, *task)
-
-
-def _answer(question: CapacityQuestion, kind: LoadKind, point: LoadSearch, evidence: _Evidence) -> Answer:
+def _answer(question: CapacityQuestion, kind: LoadKind, point: LoadSearch, evidence: Evidence) -> Answer:
     answer, unit = point.answer, question.rate if kind == "rate" else 1.0
     replays = answer.tried + evidence.replays
     if answer.value is None:

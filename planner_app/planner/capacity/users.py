@@ -102,7 +102,8 @@ class LoadReplay:
     `kept_up`: requests that ended in the settled time, divided by those that arrived in it: below 1 where a
     queue grows. None for users, who wait for their answers, and for long loads, which measure the growth of
     the backlog instead.
-    `lost`: it was stopped when a term was lost, so that some requests of the settled time are missing.
+    `lost`: it was stopped when a term was lost, so that some requests of the settled time are missing; the
+    numbers of these terms, in the order of their tallies.
     """
 
     result: Result
@@ -110,7 +111,7 @@ class LoadReplay:
     from_s: float
     to_s: float
     kept_up: float | None = None
-    lost: bool = False
+    lost: tuple[int, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -173,7 +174,7 @@ def _serve_rate(work: Trace, server: _Server) -> LoadReplay:
     requests = result.requests
     if watch is not None and watch.lost:
         end = float(requests["finished_s"].max())
-        return replace(_measured(result, middle, end), lost=True)
+        return replace(_measured(result, middle, end), lost=watch.lost)
     arrival = _by_row(requests, "arrival_s", len(work))
     start, end = _settled_at_a_rate(arrival, chains)
     offered = int(_within(arrival, start, end).sum())

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 import numpy as np
+import pandas as pd
 from pagecast.planner_app.planner.capacity.tallies import Tally
 from pagecast.sim.core.request import Request
 from pagecast.sim.costs.step_costs import StepCosts
@@ -38,11 +39,18 @@ class Enough(Exception):
 
 
 class Watch(Observer):
-    """Watch over the requests that count. `lost`: a term was. `cut`: the replay was, for any reason."""
+    """Watch over the requests that count. `lost` has the numbers of the terms that were.
+
+    `cut`: the replay was, for any reason. Where not `stops`, it only counts.
+    """
+
+    stops = True
 
     def __init__(self, rows: int, tallies: Sequence[Tally]) -> None:
         self.arrivals: Arrivals | None = None
-        self.lost = False
+        self.requests_so_far: Callable[[], pd.DataFrame] = pd.DataFrame  # those that have ended
+        self.lost: tuple[int, ...] = ()
+        self.lost_ns = NEVER_NS  # when the first of them was
         self.cut = False
         self.measured = 0  # requests that came in the settled time
         self._open: set[int] = set()  # those of them that have not ended
@@ -65,7 +73,11 @@ class Watch(Observer):
             for tally in self._tallies:
                 tally.add(request)
             most = self.measured + (0 if self._closed(now) else self._to_come)
-            self.lost = any(tally.lost(most) for tally in self._tallies)
+            if any(tally.lost(most) for tally in self._tallies):
+                self.lost = tuple(at for at, tally in enumerate(self._tallies) if tally.lost(most))
+                self.lost_ns = min(self.lost_ns, now)
+        if not self.stops:
+            return
         if self.lost or (not self._open and self.measured and self._closed(now)):
             self.cut = True
             raise Enough
@@ -190,6 +202,7 @@ def replay_watched(
     recorder = Recorder(keep_steps=keep_steps)
     served = alone(trace, spec, clients(trace), recorder, scheduler)
     if watch is not None:
+        watch.requests_so_far = served.requests
         served.replica.observe(watch)
     try:
         run(served.replica.env, None, lambda: 0)

@@ -207,7 +207,7 @@ def test_the_rate_is_said_to_have_lasted(by_one, capsys):
     assert (
         "the highest request rate was tried on a long load: 40 requests repeated" in capsys.readouterr().out
     )
-    assert rate.at.requests == pytest.approx(4 * 40, abs=2)  # the last two thirds of six times as many
+    assert 2 * 40 - 2 <= rate.at.requests <= 4 * 40 + 2  # of up to six times as many, two thirds at most
     assert [term.text for term in rate.at.terms][-1] == "backlog_growth<=0.2"
     assert rate.at.requests_per_s == pytest.approx(rate.value, rel=0.05)
     tried = [(outcome.amount, outcome.holds) for outcome in rate.tried]
