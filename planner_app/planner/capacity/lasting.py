@@ -76,8 +76,8 @@ class LongLoad:
     """Outcome of a long load. `served` is None where it was stopped: it ran away, or broke the SLO (`lost`).
 
     `growth`: by how much the mean number of requests in the server would still grow, as a share; at least 0.
-    `most_ended_per_s`: requests that ended per second, in the best period until a term was lost. `lost` has the
-    requests until then.
+    `most_ended_per_s`: requests that ended per second, in the best period until a term was lost. `lost` has
+    the requests until then.
     """
 
     served: LoadReplay | None
