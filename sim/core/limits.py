@@ -43,7 +43,8 @@ class Limits:
     `swap_blocks`: blocks of host memory for the KV of preempted requests; 0: it is computed again.
     `partial_reuse`: whether blocks that match partly are copied, only taken over, or not used ("").
     `tenants`: their shares; None: nobody tells them apart. `held_batches`: layers with a window hold the
-    tokens of so many steps beside it.
+    tokens of so many steps beside it. `drafter_groups`: numbers of the `groups` that have the drafter's
+    layers; empty where nobody says which.
     """
 
     num_blocks: int
@@ -62,6 +63,7 @@ class Limits:
     swap_blocks: int = 0
     partial_reuse: str = ""
     held_batches: int = 1
+    drafter_groups: tuple[int, ...] = ()
 
     def check(self) -> None:
         """Errors: BadInput naming the first limit that cannot work."""
@@ -104,6 +106,10 @@ class Limits:
             raise BadInput("partial reuse copies blocks that a load may overwrite; leave out the host tier")
         if self.groups:
             check_groups(self.groups, self.block_size, caching=self.caching)
+        if any(number >= len(self.groups) for number in self.drafter_groups):
+            raise BadInput(f"drafter_groups {self.drafter_groups}: there are {len(self.groups)} KV groups")
+        if self.drafter_groups and self.host is not None:
+            raise BadInput("a drafter in some KV groups is not modelled with a host tier; leave one out")
 
     def options(self) -> dict[str, Any]:
         """The limits of the scheduler under the names that vLLM gives its options."""

@@ -10,15 +10,15 @@ from pagecast.sim.costs.calibration.shape import model_of
 from pagecast.sim.machine.block_layout import model_layout
 from pagecast.sim.runs.recorded import RecordedRun
 
-_FIELDS = ("block_size", "window", "chunk", "latent", "state")
+_FIELDS = ("block_size", "window", "chunk", "latent", "state", "drafts")
 
 
 def recorded_groups(run: RecordedRun) -> tuple[GroupSpec, ...]:
     """The groups under `kv_groups`; where it is absent, those that vLLM makes of the model's layers.
 
     Empty: one group keeps every token. Each entry is an object with perhaps a `block_size` (the engine's
-    where absent), a `window` or a `chunk` in tokens, `latent` or `state`. Errors: BadInput naming the entry
-    at fault.
+    where absent), a `window` or a `chunk` in tokens, `latent` or `state`, and `drafts` where it has the
+    drafter's layers (`drafter_groups`). Errors: BadInput naming the entry at fault.
     """
     entries = run.meta.get("kv_groups")
     if entries is None:
@@ -29,6 +29,12 @@ def recorded_groups(run: RecordedRun) -> tuple[GroupSpec, ...]:
     size = run.meta.get("config", {}).get("block_size")
     groups = tuple(_group(one, size, f"{where}[{number}]") for number, one in enumerate(entries))
     return () if groups == (GroupSpec(KvKind.FULL, size),) else groups
+
+
+def drafter_groups(run: RecordedRun) -> tuple[int, ...]:
+    """The numbers of the groups that have the drafter's layers; the groups are known to be right."""
+    entries = run.meta.get("kv_groups") or ()
+    return tuple(number for number, fields in enumerate(entries) if fields.get("drafts"))
 
 
 def _groups_of_model(run: RecordedRun) -> tuple[GroupSpec, ...]:

@@ -26,7 +26,7 @@ from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replica.scheduler_spec import SchedulerSpec, speculation_of
 from pagecast.sim.runs.external_events import Endings, ExternalEventKind, Outside, outside
 from pagecast.sim.runs.host_tier import host_tier_of
-from pagecast.sim.runs.kv_groups import recorded_groups
+from pagecast.sim.runs.kv_groups import drafter_groups, recorded_groups
 from pagecast.sim.runs.recorded import RecordedRun, Steps
 from pagecast.sim.runs.transfers import DISK, RecordedTransfer
 from pagecast.sim.speculation.config import SpeculativeConfig
@@ -86,6 +86,7 @@ def limits_of(run: RecordedRun) -> Limits:
         max_loras=whole("max_loras") if config.get("max_loras") else None,
         host=host_tier_of(run),
         engine=_settings_of(config),
+        drafter_groups=drafter_groups(run) if groups else (),
     )
 
 

@@ -363,6 +363,7 @@ def make_scheduler(config: Row, folder: Path) -> Scheduler:
     if "kv_offloading" in config:
         whole.kv_transfer_config = transfer_config(config)
     groups = [group_spec(group, config) for group in config.get("kv_groups", [config])]
+    drafting = {n for n, group in enumerate(config.get("kv_groups", ())) if group.get("drafts")}
     blocks = config["usable_blocks"] + 1  # vLLM keeps one for itself
     cache.num_gpu_blocks = blocks
     kind = AsyncScheduler if config["async_scheduling"] else Scheduler
@@ -371,7 +372,10 @@ def make_scheduler(config: Row, folder: Path) -> Scheduler:
         kv_cache_config=KVCacheConfig(
             num_blocks=blocks,
             kv_cache_tensors=[tensor(blocks)],
-            kv_cache_groups=[KVCacheGroupSpec([f"layer {n}"], group) for n, group in enumerate(groups)],
+            kv_cache_groups=[
+                KVCacheGroupSpec([f"layer {n}"], group, is_eagle_group=n in drafting)
+                for n, group in enumerate(groups)
+            ],
             **retention(cache),
         ),
         structured_output_manager=StructuredOutputManager(whole),

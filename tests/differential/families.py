@@ -32,6 +32,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "disk-events": ("disk", EVENTS),
     "hybrid-disk": (HYBRID, "disk"),
     "mixed-disk": (*ALL_BUT_A_TIER, "disk"),
+    "hybrid-drafter": (HYBRID, "speculation", "drafter"),
     "tuned": ("tuned",),
     "tuned-cancelled": ("tuned", "cancelled"),
     "hybrid-tuned": (HYBRID, "tuned"),

@@ -21,7 +21,7 @@ from typing import Any
 from extra_keys import encode, tell_apart
 from host_tier import add_disk, fail_loads, fail_reads, offload, stop_early
 from settings import limit_queue, tune
-from speculation import speculate
+from speculation import place_drafter, speculate
 
 Spec = dict[str, Any]
 
@@ -51,6 +51,7 @@ FEATURES = {
     "tuned": tune,
     "queued": limit_queue,
     "encoder": encode,
+    "drafter": place_drafter,
 }
 
 

@@ -54,6 +54,15 @@ def speculate(spec: Spec, seed: int) -> Spec:
     return spec
 
 
+def place_drafter(spec: Spec, seed: int) -> Spec:
+    """Puts the layers of a drafter that reads hidden states in one KV group of a hybrid model."""
+    config = spec["config"]
+    groups = [group for group in config["kv_groups"] if not group.get("state")]
+    if config["speculative_config"]["method"] in ("eagle", "mtp"):
+        random.Random(f"drafter {seed}").choice(groups)["drafts"] = True
+    return spec
+
+
 def _accepted(draw: random.Random, drafts: int, mood: int) -> int:
     if mood < 2 and draw.randrange(4):
         return drafts * mood

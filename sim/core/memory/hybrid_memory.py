@@ -65,6 +65,7 @@ class HybridMemory(OffloadableMemory):
     ) -> None:
         self.num_blocks = limits.num_blocks
         self.recomputes_block = False
+        self._dropping: frozenset[GroupSpec] = frozenset()  # what leaves out the last block of a hit
         self.key_lookahead = 0
         self.partial_reuse: PartialReuse | None = None
         self.expiry: Expiry | None = None
@@ -166,10 +167,13 @@ class HybridMemory(OffloadableMemory):
         self._search = PrefixSearch(self.extents, self.layers, self.block_size, self.aligned)
 
     def leave_out_last_blocks(self) -> None:
-        """From now on every hit leaves out its last block, in every group (EAGLE)."""
+        """From now on hits leave out their last block, in groups with the drafter's layers or in all."""
         self.recomputes_block = True
+        groups, drafter = self._limits.groups, self._limits.drafter_groups
+        self._dropping = frozenset([groups[number] for number in drafter] or groups)
         for group in self.layers:
-            group.drop_last()
+            if group.spec in self._dropping:
+                group.drop_last()
 
     # ---- finding
 
@@ -187,7 +191,7 @@ class HybridMemory(OffloadableMemory):
             self.extents.settle()
         most = request.known_tokens - 1
         seen = most if not self._rules.sees_whole_prompt else request.known_tokens
-        hit = self._search.find(keys, most, seen, recomputes_block=self.recomputes_block)
+        hit = self._search.find(keys, most, seen, dropping=self._dropping)
         if self._rules.keeps_boundaries and self._search.longest > hit.tokens:
             self._junctions[request] = self._search.longest
         if self.extents.broken and self._search.has_broken(hit):
@@ -208,7 +212,7 @@ class HybridMemory(OffloadableMemory):
         self.layers = self._make_layers(together=False)
         for layer in self.layers:
             layer.shared_blocks = shared.get(layer.index, 0)
-            if self.recomputes_block:
+            if layer.spec in self._dropping:
                 layer.drop_last()
         self._set_up_layers()
 

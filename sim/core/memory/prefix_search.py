@@ -5,6 +5,8 @@ Source: vllm/v1/core/kv_cache_coordinator.py (0.24).
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.memory.extent_pool import ExtentPool
@@ -41,12 +43,12 @@ class PrefixSearch:
         """Whether a hit is possible."""
         return self._lookups[0].may_find(keys)
 
-    def find(self, keys: BlockKeys, most: int, seen: int, *, recomputes_block: bool) -> Hit:
+    def find(self, keys: BlockKeys, most: int, seen: int, *, dropping: Container[GroupSpec]) -> Hit:
         """The longest cached prefix of at most `most` tokens, for which `seen` tokens may be looked at.
 
         Each kind of layers may shorten the prefix; then the others are asked again, until none does. Layers
-        that keep all are looked up once; later rounds cut that hit. Where hits leave out their last block
-        (`recomputes_block`: EAGLE), each kind drops its last block once: `dropped` are the kinds that have.
+        that keep all are looked up once; later rounds cut that hit. Those in `dropping` leave out the last
+        block of a hit (EAGLE), each kind once: `dropped` are the kinds that have.
         When a kind finds less, all may drop a block again.
         """
         tokens = most
@@ -61,7 +63,7 @@ class PrefixSearch:
                     # What was found once can only be cut.
                     length = length // size * size
                     continue
-                drop = recomputes_block and number not in dropped
+                drop = lookup.spec in dropping and number not in dropped
                 hits = lookup.find(keys, min(length + size, seen) if drop else length, drop=drop)
                 hits_by_lookup[number] = hits
                 shorter = hits[0].places * size < length
