@@ -11,7 +11,10 @@ import numpy as np
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.schema import Floats, Ints
 
-HELP = "fixed:512, uniform:64-1024, lognormal:p50=1000,sigma=0.8[,max=8000], lognormal:mean=1200,sigma=0.8"
+HELP = (
+    "fixed:512, uniform:64-1024, normal:mean=1000,sd=200[,min=1,max=2000], "
+    "lognormal:p50=1000,sigma=0.8[,max=8000], lognormal:mean=1200,sigma=0.8"
+)
 
 
 class Law(Protocol):
@@ -49,6 +52,21 @@ class Uniform:
     def sample(self, count: int, rng: np.random.Generator) -> Floats:
         """`count` independent values."""
         return rng.integers(self.least, self.most, count, endpoint=True).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """A normal law, cut off (clipped) to `least .. most`, as guidellm has it: by default five `sd` away."""
+
+    mean: float
+    sd: float
+    least: float
+    most: float
+
+    def sample(self, count: int, rng: np.random.Generator) -> Floats:
+        """`count` independent values."""
+        values: Floats = self.mean + self.sd * rng.standard_normal(count)
+        return np.asarray(values.clip(self.least, self.most), dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -128,8 +146,22 @@ def _uniform(text: str) -> Law:
     return law
 
 
+def _fields(text: str) -> dict[str, float]:
+    return {key.strip(): float(value) for key, value in (part.split("=") for part in text.split(","))}
+
+
+def _normal(text: str) -> Law:
+    fields = _fields(text)
+    mean, sd = fields.pop("mean"), fields.pop("sd")
+    least = fields.pop("min", max(mean - 5 * sd, 1.0))
+    most = fields.pop("max", mean + 5 * sd)
+    if fields or not (sd >= 0 and 0 <= least <= most < 2**53):
+        raise ValueError
+    return Normal(mean, sd, least, most)
+
+
 def _lognormal(text: str) -> Law:
-    fields = {key.strip(): float(value) for key, value in (part.split("=") for part in text.split(","))}
+    fields = _fields(text)
     most = fields.pop("max", float("inf"))
     sigma = fields.pop("sigma")
     if not (0 <= sigma < 10 and most > 0 and len(fields) == 1 and 0 < next(iter(fields.values())) < 2**53):
@@ -139,4 +171,9 @@ def _lognormal(text: str) -> Law:
     return LogNormal(fields["p50"], sigma, most=most)
 
 
-_PARSERS: dict[str, Callable[[str], Law]] = {"fixed": _fixed, "uniform": _uniform, "lognormal": _lognormal}
+_PARSERS: dict[str, Callable[[str], Law]] = {
+    "fixed": _fixed,
+    "uniform": _uniform,
+    "normal": _normal,
+    "lognormal": _lognormal,
+}

@@ -45,6 +45,10 @@ def test_times_rise_and_stop_where_told(kind: str, count: int, duration_s: float
 def test_lengths() -> None:
     assert tokens(parse("512"), 3, RNG(0)).tolist() == [512] * 3
     assert set(tokens(parse("uniform:3-5"), 500, RNG(0))) == {3, 4, 5}
+    normal = parse("normal:mean=1000,sd=200,max=1200").sample(20_000, RNG(0))
+    assert (np.median(normal), normal.max()) == (pytest.approx(1000, rel=0.01), 1200)
+    assert np.quantile(normal, 0.159) == pytest.approx(800, rel=0.01)
+    assert parse("normal:mean=100,sd=50").sample(20_000, RNG(0)).min() == 1
     drawn = parse("lognormal:p50=1000,sigma=0.5,max=3000").sample(20_000, RNG(0))
     assert np.median(drawn) == pytest.approx(1000, rel=0.03)
     assert drawn.max() <= 3000
@@ -72,7 +76,18 @@ def test_a_system_prompt_of_negative_length_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "many", "uniform:5", "uniform:9-3", "lognormal:p50=5", "lognormal:sigma=1", "zipf:3", "-5", "nan"],
+    [
+        "",
+        "many",
+        "uniform:5",
+        "uniform:9-3",
+        "lognormal:p50=5",
+        "lognormal:sigma=1",
+        "normal:mean=5",
+        "zipf:3",
+        "-5",
+        "nan",
+    ],
 )
 def test_lengths_that_make_no_sense(text: str) -> None:
     with pytest.raises(BadInput, match="not understood"):
