@@ -7,10 +7,17 @@ from collections.abc import Callable
 
 from pagecast.traces.head import Head
 
-_METRIC = re.compile(r"^(#\s(HELP|TYPE)\s|[a-zA-Z_:][\w:]*(\{[^}]*\})?\s+[-+\d.eNI])", re.MULTILINE)
+_METRIC = re.compile(
+    r"^(#\s(HELP|TYPE)\s|[a-zA-Z_:][\w:]*(\{[^}]*\})?[ \t]+([-+]?[\d.]|NaN|[-+]?Inf))", re.MULTILINE
+)
 _LOG = re.compile(
     r"Avg prompt throughput|GPU KV cache size|V1 LLM engine|non-default args|server_args=|Decode batch"
     r"|max_total_num_tokens=|\[TRT-LLM\]|\[TensorRT-LLM\]"
+)
+_OF_LOCUST = (
+    ("Timestamp", "User Count", "Requests/s"),
+    ("Method", "Name", "Error", "Occurrences"),
+    ("Count", "Message", "Traceback"),
 )
 _METRICS = (
     "metrics of a server, which have no requests; `pagecast trace from-metrics` makes a trace with their "
@@ -46,12 +53,37 @@ WRONG: tuple[tuple[Callable[[Head], bool], str], ...] = (
         "(vLLM) or --output-details (SGLang)",
     ),
     (
+        _columns("mean_ttft_ms"),
+        "a table of runs of a sweep, without their requests; give the JSON of one run, made with "
+        "--save-detailed",
+    ),
+    (
+        _keys("avg_latency", "latencies"),
+        "of vllm bench latency, which sends one batch over and over: no requests; vllm bench serve has some",
+    ),
+    (
+        _keys("elapsed_time", "total_num_tokens"),
+        "of vllm bench throughput, which has no times of requests; vllm bench serve --save-detailed has them",
+    ),
+    (
+        lambda head: head.keys is None and bool(re.search(r"^benchmarks:", head.text, re.MULTILINE)),
+        "guidellm's report in YAML; give the one in JSON (benchmarks.json), which has the same requests",
+    ),
+    (
+        lambda head: head.columns[:1] == ["Run Info"] or "Requests per Second mean" in ",".join(head.columns),
+        "guidellm's table of benchmarks, without requests; give benchmarks.json of the same run",
+    ),
+    (
+        _columns("Metric", "avg", "p99"),
+        "the table of AIPerf or genai-perf, without requests; give profile_export.jsonl of the same folder",
+    ),
+    (
         _keys("service_kind", "experiments", "response_timestamps"),
         "genai-perf's raw export: prompts as text, no numbers of tokens; AIPerf, which follows it, writes "
         "them (profile_export.jsonl)",
     ),
     (
-        _keys("request_throughput", "time_to_first_token", "input_config"),
+        _keys("request_throughput", "request_latency", "input_config"),
         "the summary of AIPerf or genai-perf, without requests; give profile_export.jsonl of the same folder",
     ),
     (
@@ -74,9 +106,9 @@ WRONG: tuple[tuple[Callable[[Head], bool], str], ...] = (
         "(locust's request event), as CSV of timestamp, prompt_tokens, completion_tokens",
     ),
     (
-        _columns("Timestamp", "User Count", "Requests/s"),
-        "locust's history, which has neither requests nor tokens; log requests with their tokens "
-        "(locust's request event), as CSV of timestamp, prompt_tokens, completion_tokens",
+        lambda head: any(_columns(*names)(head) for names in _OF_LOCUST),
+        "locust's history or failures, which have neither requests nor tokens; log requests with their "
+        "tokens (locust's request event), as CSV of timestamp, prompt_tokens, completion_tokens",
     ),
     (_keys("resultType", "result"), _METRICS),
     (

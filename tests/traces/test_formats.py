@@ -66,7 +66,79 @@ SPANS = (
     span(10**18, 10**18 + 5, "http", **{"http.route": {"stringValue": "/v1"}}),
     span(10**18 + 5 * 10**8, 10**18 + 13 * 10**8, **usage(50, 7, 0.2, ("input_tokens", "output_tokens"))),
 )
+OF_JAEGER = {
+    "data": [
+        {
+            "traceID": "a",
+            "spans": [
+                {
+                    "traceID": "a",
+                    "operationName": "llm_request",
+                    "startTime": 10**15 + after,
+                    "duration": duration,
+                    "tags": [
+                        {"key": "gen_ai.usage.prompt_tokens", "type": "int64", "value": inputs},
+                        {"key": "gen_ai.usage.completion_tokens", "type": "int64", "value": outputs},
+                        {"key": "gen_ai.latency.time_to_first_token", "type": "float64", "value": ttft},
+                    ],
+                }
+            ],
+        }
+        for after, duration, inputs, outputs, ttft in (
+            (500_000, 800_000, 50, 7, 0.2),
+            (0, 500_000, 100, 3, 0.1),
+        )
+    ]
+}
+SPEND = {
+    "request_id": "a",
+    "startTime": "2026-11-01T10:00:00Z",
+    "endTime": "2026-11-01T10:00:00.5Z",
+    "completionStartTime": "2026-11-01T10:00:00.1Z",
+    "prompt_tokens": 100,
+    "completion_tokens": 3,
+    "metadata": {"status": "success"},
+}
+LATER_SPEND = {
+    **SPEND,
+    "startTime": "2026-11-01T10:00:00.5Z",
+    "endTime": "2026-11-01T10:00:01.3Z",
+    "completionStartTime": "2026-11-01T10:00:00.7Z",
+    "prompt_tokens": 50,
+    "completion_tokens": 7,
+}
+
+
+def aiperf(start_ns: int, inputs: int, outputs: int, ttft: float, e2e: float) -> dict:
+    values = {
+        "input_sequence_length": inputs,
+        "output_sequence_length": outputs,
+        "time_to_first_token": ttft,
+        "request_latency": e2e,
+    }
+    metrics = {
+        name: {"value": value, "unit": "tokens" if name.endswith("length") else "ms"}
+        for name, value in values.items()
+    }
+    about = {"request_start_ns": start_ns, "benchmark_phase": "profiling", "was_cancelled": False}
+    return {"metadata": about, "metrics": metrics, "error": None}
+
+
+CANCELLED = {
+    "metadata": {"request_start_ns": 10**18, "benchmark_phase": "profiling", "was_cancelled": True},
+    "metrics": {},
+    "error": {"code": 499},
+}
 FORMS = {
+    "vllm, a list": json.dumps([bench(start_times=[7.0, 7.5])]),
+    "spans of Jaeger": json.dumps(OF_JAEGER),
+    "spans of Tempo": json.dumps({"batches": [part for one in SPANS for part in one["resourceSpans"]]}),
+    "LiteLLM's JSON": json.dumps([SPEND, LATER_SPEND]),
+    "LiteLLM by line": lines(LATER_SPEND, SPEND),
+    "AIPerf": lines(aiperf(10**18, 100, 3, 100, 500), aiperf(10**18 + 5 * 10**8, 50, 7, 200, 800)),
+    "AIPerf, cancelled": lines(
+        CANCELLED, aiperf(10**18 + 5 * 10**8, 50, 7, 200, 800), aiperf(10**18, 100, 3, 100, 500)
+    ),
     "vllm": json.dumps(bench(start_times=[7.0, 7.5])),
     "sglang, two places": json.dumps(bench(request_rate=float("inf"), max_concurrency=1)),
     "sglang with an error": json.dumps(
@@ -121,6 +193,10 @@ def test_what_load_tools_write_has_requests_and_latencies(tmp_path: Path, name: 
 
 
 TABLES = {
+    "locust's requests": "timestamp,request_type,response_time,prompt_tokens,completion_tokens\n"
+    "1700000000.0,POST,500,100,3\n1700000000.5,POST,800,50,7\n",
+    "tabs": "request_time\tprompt_tokens\tcompletion_tokens\n2026-11-01T10:00:00+0100\t100\t3\n"
+    "2026-11-01T10:00:00.5+0100\t50\t7\n",
     "a gateway's log": "timestamp,user_id,prompt_tokens,completion_tokens,status\n"
     "2026-11-01 10:00:00,u,100,3,200\n2026-11-01 10:00:00.25,u,9,9,429\n2026-11-01 10:00:00.5,v,50,7,200\n"
     "2026-11-01 10:00:00.5,v,50,0,200\n",
@@ -155,6 +231,34 @@ def test_tables_are_read_by_the_usual_names_of_columns(tmp_path: Path, name: str
     assert any("arrival from" in note and "output from" in note for note in trace.notes)
     if name == "a gateway's log":
         assert any("2 of 4 requests" in note for note in trace.notes)
+
+
+AZURE = {
+    "zones": "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00+00:00,100,3\n"
+    "2024-05-10 00:00:00.500000+00:00,50,7\n",
+    "images": "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n"
+    "2024-10-15 00:00:00.0000000,0,100,3\n2024-10-15 00:00:00.5000000,2,50,7\n",
+}
+MOONCAKE = {
+    "fractions": lines(
+        {"timestamp": 0.0, "input_length": 100, "output_length": 3, "hash_ids": [7]},
+        {"timestamp": 500.0, "input_length": 50, "output_length": 7, "hash_ids": [7]},
+    ),
+    "another order": lines(
+        {"hash_ids": [7], "output_length": 3, "input_length": 100, "timestamp": 9000},
+        {"hash_ids": [7], "output_length": 7, "input_length": 50, "timestamp": 9500},
+    ),
+}
+
+
+@pytest.mark.parametrize("text", [*AZURE.values(), *MOONCAKE.values()], ids=[*AZURE, *MOONCAKE])
+def test_public_traces_are_read_in_their_variants(tmp_path: Path, text: str) -> None:
+    (tmp_path / "file").write_text(text)
+    trace = read(tmp_path / "file")
+    arrival = trace.seconds("arrival_s")
+    assert (arrival - arrival[0]).tolist() == pytest.approx(ARRIVALS)
+    assert trace.integers("input_tokens").tolist() == INPUTS
+    assert trace.integers("output_tokens").tolist() == OUTPUTS
 
 
 def test_columns_are_named_on_the_command_line(tmp_path: Path, capsys) -> None:
@@ -199,6 +303,16 @@ def test_requests_of_a_closed_loop_start_where_one_before_them_ends(tmp_path: Pa
     assert "at most 2 at a time, by the latencies measured" in trace.notes[0]
 
 
+def test_failed_requests_of_llmperf_are_left_out(tmp_path: Path) -> None:
+    one = {"error_code": None, "ttft_s": 0.1, "number_output_tokens": 3, "number_input_tokens": 100}
+    failed = {**one, "error_code": 429, "number_output_tokens": 0}
+    other = {**one, "number_output_tokens": 7, "number_input_tokens": 50}
+    (tmp_path / "file").write_text(json.dumps([one, failed, other]))
+    trace = read(tmp_path / "file")
+    assert trace.integers("input_tokens").tolist() == INPUTS
+    assert any("failed: 1 of 3 requests" in note for note in trace.notes)
+
+
 def test_llmperf_has_no_times(tmp_path: Path) -> None:
     row = {
         "number_input_tokens": 100,
@@ -230,6 +344,19 @@ WRONG = {
     LOG: "an engine's log.*--log",
     "[2026-11-01 10:00:00] server_args=ServerArgs(model_path='x')\n": "an engine's log.*--log",
     "[TensorRT-LLM][INFO] Number of tokens per block: 32\n": "an engine's log.*--log",
+    "Method,Name,Error,Occurrences\nPOST,/v1,timeout,3\n": "locust's history or failures.*prompt_tokens",
+    "Count,Message,Traceback,Nodes\n1,x,y,z\n": "locust's history or failures.*prompt_tokens",
+    "num_prompts,request_rate,mean_ttft_ms\n100,1,30\n": "runs of a sweep.*--save-detailed",
+    json.dumps(
+        {"avg_latency": 1.0, "latencies": [1.0], "percentiles": {}}
+    ): "vllm bench latency.*bench serve",
+    json.dumps({"elapsed_time": 3.0, "total_num_tokens": 9}): "vllm bench throughput.*bench serve",
+    "benchmarks:\n- requests:\n    successful: []\n": "guidellm's report in YAML.*benchmarks.json",
+    "Run Info,Run Info,Benchmark\nId,Model,Strategy\n": "guidellm's table.*benchmarks.json",
+    "Metric,avg,min,max,p99\nTime To First Token (ms),1,2,3,4\n": "AIPerf or genai-perf.*profile_export",
+    json.dumps(
+        {"request_throughput": {}, "request_latency": {}, "input_config": {}}
+    ): "AIPerf or genai-perf.*profile_export.jsonl",
     "Type,Name,Request Count,Failure Count\nPOST,/v1,4,0\n": "locust's statistics.*prompt_tokens",
     "Timestamp,User Count,Type,Name,Requests/s\n1,2,a,b,3\n": "locust's history.*prompt_tokens",
     "results:\n  request_performance:\n    aggregate: {}\n": "inference-perf's report.*per_request_lifecycle",
@@ -238,7 +365,7 @@ WRONG = {
         {"service_kind": "openai", "experiments": [{"response_timestamps": []}]}
     ): "genai-perf.*AIPerf",
     json.dumps(
-        {"request_throughput": {}, "time_to_first_token": {}, "input_config": {}}
+        {"request_throughput": {}, "request_latency": {}, "time_to_first_token": {}, "input_config": {}}
     ): "profile_export.jsonl",
     json.dumps({"results_ttft_s_mean": 1.0, "model": "m"}): "llmperf's summary.*individual_responses",
     "<!DOCTYPE html><html></html>": "a web page",

@@ -92,7 +92,7 @@ def read(
 
 
 def _documents(source: Source) -> list[dict[str, Any]]:
-    """The runs of a file: one JSON object, or one per line."""
+    """The runs of a file: one JSON object, one per line, or a list of them."""
     text = source.text().strip()
     decoder = json.JSONDecoder()
     documents, at = [], 0
@@ -101,9 +101,10 @@ def _documents(source: Source) -> list[dict[str, Any]]:
             document, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError) as error:
             raise source.fail(f"broken JSON ({error}); the file may be cut off") from None
-        if not isinstance(document, dict):
+        runs = document if isinstance(document, list) else [document]
+        if not all(isinstance(one, dict) for one in runs):
             raise source.fail("no JSON object; give the file that the benchmark wrote")
-        documents.append(document)
+        documents += runs
         while at < len(text) and text[at].isspace():
             at += 1
     return documents

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of requests, as the collector's file exporter writes OTLP in JSON.
+"""OpenTelemetry spans of requests: OTLP in JSON, as the collector's file exporter, Tempo and Jaeger give it.
 
 Every span with token counts is a request: `gen_ai.usage.prompt_tokens` or `input_tokens`,
 `completion_tokens` or `output_tokens`. It arrives at `startTimeUnixNano`; TTFT is
@@ -24,7 +24,10 @@ _INPUT = ("gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens")
 _OUTPUT = ("gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens")
 _TTFT = ("gen_ai.latency.time_to_first_token",)
 _SESSION = ("gen_ai.conversation.id", "session.id")
-recognise = json_fields("resourceSpans", "scopeSpans", "spans", "startTimeUnixNano", "endTimeUnixNano")
+_OF_JAEGER = ("traceID", "spanID", "operationName", "tags")
+recognise = json_fields(
+    "resourceSpans", "scopeSpans", "spans", "startTimeUnixNano", "endTimeUnixNano", *_OF_JAEGER
+)
 
 
 def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:
@@ -79,11 +82,27 @@ def _spans(source: Source) -> Iterator[tuple[dict[str, Any], int]]:
             raise source.fail(f"broken JSON ({error}); the file may be cut off") from None
     for document, line in documents:
         try:
-            for resource in document["resourceSpans"]:
-                for scope in resource["scopeSpans"]:
+            if "data" in document:
+                yield from ((_of_jaeger(span), line) for trace in document["data"] for span in trace["spans"])
+                continue
+            for resource in document["resourceSpans" if "resourceSpans" in document else "batches"]:
+                older = "instrumentationLibrarySpans"
+                for scope in resource[older if older in resource else "scopeSpans"]:
                     yield from ((span, line) for span in scope["spans"])
         except (KeyError, TypeError):
             raise source.fail("no spans (resourceSpans, scopeSpans, spans)", line) from None
+
+
+def _of_jaeger(span: dict[str, Any]) -> dict[str, Any]:
+    """A span of Jaeger's JSON, whose times are microseconds, as one of OTLP. Errors: KeyError, TypeError."""
+    tags = {tag["key"]: tag.get("value") for tag in span.get("tags") or ()}
+    start_ns = 1000 * int(span["startTime"])
+    return {
+        "startTimeUnixNano": start_ns,
+        "endTimeUnixNano": start_ns + 1000 * int(span["duration"]),
+        "attributes": [{"key": key, "value": {"value": value}} for key, value in tags.items()],
+        "status": {"code": 2} if tags.get("error") or tags.get("otel.status_code") == "ERROR" else None,
+    }
 
 
 def _attributes(span: dict[str, Any]) -> dict[str, Any]:
