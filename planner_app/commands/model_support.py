@@ -10,7 +10,7 @@ from pagecast.sim.core.group_spec import KvKind
 from pagecast.sim.costs.calibration.choose import ROOFLINE
 from pagecast.sim.costs.calibration.support import CALIBRATED, Support
 from pagecast.sim.costs.measured.corrections import MEASURED
-from pagecast.sim.costs.roofline import UNCHECKED_PERCENT
+from pagecast.sim.costs.roofline import unchecked_percent
 from pagecast.sim.machine.architectures import ARCHITECTURES
 from pagecast.sim.machine.block_layout import BlockLayout, model_layout
 from pagecast.sim.machine.gpus import GIB
@@ -101,5 +101,6 @@ def _costs(facts: ModelFacts, rows: Iterable[Support]) -> str:
         if tier in by_tier
     ]
     if ROOFLINE in by_tier:
-        parts.append(f"roofline on {', '.join(by_tier[ROOFLINE])} and others (allow {UNCHECKED_PERCENT}%)")
+        gpus = ", ".join(by_tier[ROOFLINE])
+        parts.append(f"roofline on {gpus} and others (allow {unchecked_percent(facts)}%)")
     return "; ".join(parts) or "none on these GPUs: it can't be sharded so"

@@ -18,7 +18,7 @@ from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.gpus import Gpu
 from pagecast.sim.machine.graphs import GRAPH_LARGEST
 from pagecast.sim.machine.matrix import Linear
-from pagecast.sim.machine.model_facts import ModelFacts, attended_pairs
+from pagecast.sim.machine.model_facts import KvGroup, ModelFacts, attended_pairs
 from pagecast.sim.note import Note
 
 _FS = 1e15  # femtoseconds in a second
@@ -35,7 +35,16 @@ MEASURED_ERRORS = {
 # The same of replays of three recorded runs of a mixture of experts (Qwen3-30B-A3B, vLLM 0.24, one H200); the
 # time to launch a layer of experts comes from the warm-up before them.
 MIXTURE_ERRORS = {"tpot_percent": (-18, -1), "ttft_percent": (-18, -10), "saturated_ttft_percent": -96}
+LATENT_TILE = 64  # query heads of a tile of sparse latent attention in prompts
 UNCHECKED_PERCENT = 25  # to allow for on other models and GPUs
+_CHOSEN_PERCENT = (
+    45  # with recurrent or sparse layers: nine in ten public rows of docs/measured-operations.md
+)
+
+
+def unchecked_percent(model: ModelFacts) -> int:
+    """What to allow for in step times, in percent, where nothing like them was recorded."""
+    return _CHOSEN_PERCENT if model.recurrent or model.attention.indexer else UNCHECKED_PERCENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +191,7 @@ class Roofline(StepCosts):
             misfits=self._misfits,
             unmeasured=self._unmeasured,
             **MEASURED_ERRORS,
-            unchecked_percent=UNCHECKED_PERCENT,
+            unchecked_percent=unchecked_percent(self.model),
             mixture=MIXTURE_ERRORS if self.model.moe else None,
             windows=bool(self._windows),
         )
@@ -298,22 +307,40 @@ class Roofline(StepCosts):
         """Attention of one prompt chunk `(tokens, context)`: its arithmetic, or reading its context."""
         tokens, context = chunk
         flops = 0
-        size = 0.0
+        size = sparse_s = 0.0
         for group in self._groups:
             for layers, window in (
                 (group.layers - group.sparse_layers, group.window),
                 (group.sparse_layers, group.chosen),
             ):
-                flops += layers * group.pair_flops * attended_pairs(tokens, context, window)
                 visible = min(context, window) if window else context
                 size += layers * group.elements_per_token * self._kv_bytes * visible
+            full = group.layers - group.sparse_layers
+            flops += full * group.pair_flops * attended_pairs(tokens, context, group.window)
+            if group.chosen:
+                sparse_s += self._sparse_s(group, tokens, context)
             size += group.index_bytes * context
         flops //= self.tensor_parallel_size
         read = size / (self._bandwidth * self.efficiencies.kv_stream)
-        cost = round(max(flops / self._attention_flops_s, read) * _FS)
+        cost = round(max(flops / self._attention_flops_s + sparse_s, read) * _FS)
         if len(self._chunks) < 1 << 16:
             self._chunks[chunk] = cost
         return cost
+
+    def _sparse_s(self, group: KvGroup, tokens: int, context: int) -> float:
+        """Arithmetic of a chunk's sparse layers: the indexers' scores of every pair, and the chosen pairs.
+
+        Latents are attended to as they are stored, by whole tiles of query heads (vLLM's flashmla_sparse.py).
+        """
+        mla, tp = self.model.attention.mla, self.tensor_parallel_size
+        pair = group.pair_flops / tp
+        if mla:
+            heads = -(-self.model.attention.heads // tp // LATENT_TILE) * LATENT_TILE
+            pair = 2.0 * (2 * mla.kv_lora_rank + mla.rope_dim) * heads
+        chosen = group.sparse_layers * pair * attended_pairs(tokens, context, group.chosen)
+        scored = group.score_flops * attended_pairs(tokens, context)
+        rate = self.gpu.matmul_flops("fp8" if mla else "bf16") * self.efficiencies.prefill_attention
+        return float(chosen / self._attention_flops_s + scored / rate)
 
     def _blend(self, a: float, b: float) -> float:
         p = self.efficiencies.blend

@@ -22,7 +22,8 @@ class Indexer:
 
     `token_bytes`: what one token keeps in one of the layers. `small`: a layer's parameters in no matrix
     product. `chosen`: tokens that a query attends to at most, in `sparse_layers` layers. `pool`: tokens that
-    leave one key together; a token that is not pooled yet takes `pooled_token_bytes`.
+    leave one key together; a token that is not pooled yet takes `pooled_token_bytes`. `score_flops`: of one
+    (query, key) pair in a layer, on every GPU.
     """
 
     layers: int
@@ -33,6 +34,7 @@ class Indexer:
     sparse_layers: int
     pool: int = 1
     pooled_token_bytes: int = 0
+    score_flops: int = 0
 
 
 def fp8_key_bytes(dim: int) -> int:
@@ -71,6 +73,7 @@ def latent_indexer(
         sparse_layers=sparse_layers,
         pool=pool,
         pooled_token_bytes=2 * 2 * dim,
+        score_flops=2 * heads * dim,
     )
 
 
@@ -84,4 +87,5 @@ def hidden_indexer(layers: int, hidden: int, index: IndexHeads) -> Indexer:
         small=2 * dim,
         chosen=chosen,
         sparse_layers=layers,
+        score_flops=2 * heads * dim,
     )

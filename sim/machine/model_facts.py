@@ -124,6 +124,7 @@ class KvGroup(NamedTuple):
     pair_flops: int = 0  # of one (query, key) pair in one layer, all heads
     chosen: int = 0  # tokens that a query attends to at most in `sparse_layers` of the layers
     sparse_layers: int = 0
+    score_flops: float = 0.0  # of one (query, key) pair in all indexers
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,9 +453,11 @@ def _indexed(group: KvGroup, indexer: Indexer | None) -> KvGroup:
     """The group with what an indexer keeps and chooses; indexers have no windows beside them."""
     if indexer is None or group.window:
         return group
-    keys = indexer.layers * indexer.token_bytes
     return group._replace(
-        index_bytes=keys, chosen=indexer.chosen, sparse_layers=min(indexer.sparse_layers, group.layers)
+        index_bytes=indexer.layers * indexer.token_bytes,
+        chosen=indexer.chosen,
+        sparse_layers=min(indexer.sparse_layers, group.layers),
+        score_flops=indexer.layers * indexer.score_flops / indexer.pool,
     )
 
 

@@ -22,6 +22,7 @@ from pagecast.sim.costs.calibration.scaled import CorrectedCosts, ScaledCosts
 from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.costs.measured.costs import MeasuredCosts
 from pagecast.sim.costs.measured.spread import PROMPT_SHARE
+from pagecast.sim.costs.roofline import UNCHECKED_PERCENT, Roofline, unchecked_percent
 from pagecast.sim.costs.step_costs import StepCosts
 
 CORRECTED_SD = 0.03  # sd of the level of corrected measured operations on another load, as assumed in the fit
@@ -100,7 +101,7 @@ def draw(costs: StepCosts, index: int, seed: int = 0) -> StepCosts:
         return ScaledCosts(costs.corrected(variant), _level(CORRECTED_SD, index, seed))
     if isinstance(costs, MeasuredCosts):
         return _drawn_measured(costs, index, seed)
-    return ScaledCosts(costs, _level(UNFITTED_SD, index, seed))
+    return ScaledCosts(costs, _level(_unfitted_sd(costs), index, seed))
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,15 @@ def half_width_percent(costs: StepCosts) -> float:
     elif isinstance(costs, CorrectedCosts):
         sd, freedom = CORRECTED_SD, math.inf
     else:
-        sd, freedom = UNFITTED_SD, math.inf
+        sd, freedom = _unfitted_sd(costs), math.inf
     return 100 * math.sinh(sd * _heavy(0.95, freedom))
+
+
+def _unfitted_sd(costs: StepCosts) -> float:
+    """As UNFITTED_SD, for a roofline of a model of which more must be allowed for."""
+    if isinstance(costs, Roofline):
+        return UNFITTED_SD * unchecked_percent(costs.model) / UNCHECKED_PERCENT
+    return UNFITTED_SD
 
 
 def _drawn_measured(costs: MeasuredCosts, index: int, seed: int) -> StepCosts:

@@ -33,8 +33,7 @@ def compose(
     tp, dp = tensor_parallel_size, moe_data_parallel_size
     formats = {bits for _, bits in model.weight_bits if bits < 8 * model.dtype_bytes}
     for has, layers in (
-        (model.recurrent, "recurrent layers"),
-        (model.attention.indexer, "sparse attention"),
+        (model.attention.indexer and model.attention.mla is None, "sparse attention"),
         (model.untimed, model.untimed),
         (model.more_attention, "attention with heads of several shapes"),
         (model.moe and model.moe.latent, "experts on a latent"),

@@ -51,7 +51,11 @@ class MeasuredCosts(StepCosts):
         self.name = corrections.name if corrections else MEASURED
         self.corrections = corrections
         self.spread = spread_of(
-            operations.table.engine, operations.gpu, operations.tp, link_known=operations.link is not None
+            operations.table.engine,
+            operations.gpu,
+            operations.tp,
+            link_known=operations.link is not None,
+            selective=operations.selective,
         )
         self.host_spread = KNOWN_HOST if host_known else UNKNOWN_HOST
         self._host_known = host_known

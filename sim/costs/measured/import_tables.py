@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pagecast.sim.costs.measured.latent import PREFIXED_TOKENS
 from pagecast.sim.costs.measured.packing import pack
 
 SOURCE = "aiconfigurator-core 0.12.0 (NVIDIA, Apache-2.0)"
@@ -46,6 +47,7 @@ class SourceFamily:
     """Operations of one kind: which columns tell kernels apart, and which are swept.
 
     `keys` and `axes` map our names to the source's columns; `only` keeps rows with one of the given values.
+    `kernels`: so many, one after another, make up the operation.
     """
 
     folder: str
@@ -53,6 +55,7 @@ class SourceFamily:
     keys: dict[str, str]
     axes: dict[str, str]
     only: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    kernels: int = 1
 
 
 _HEADS = {
@@ -63,6 +66,8 @@ _HEADS = {
     "window": "window_size",
 }
 _MLA = {"kv_dtype": "kv_cache_dtype", "gemm_dtype": "gemm_type", "heads": "num_heads"}
+_SPARSE = {"architecture": "architecture", **_MLA}
+_DELTA = {"key_heads": "num_k_heads", "value_heads": "num_v_heads"}
 FAMILIES = {
     "gemm": SourceFamily("gemm", "gemm", {"dtype": "gemm_dtype", "n": "n", "k": "k"}, {"m": "m"}),
     "context": SourceFamily(
@@ -76,6 +81,34 @@ FAMILIES = {
     ),
     "mla_decode": SourceFamily(
         "mla", "mla_generation_module", _MLA, {"batch": "batch_size", "context": "step"}
+    ),
+    "sparse_context": SourceFamily(
+        "sparse_attention",
+        "dsa_context_module",
+        _SPARSE,
+        {"batch": "batch_size", "tokens": "isl"},
+        {"step": (0,)},
+    ),
+    "sparse_prefix": SourceFamily(
+        "sparse_attention",
+        "dsa_context_module",
+        _SPARSE,
+        {"context": "step"},
+        {"batch_size": (1,), "isl": (PREFIXED_TOKENS,)},
+    ),
+    "sparse_decode": SourceFamily(
+        "sparse_attention", "dsa_generation_module", _SPARSE, {"batch": "batch_size", "context": "step"}
+    ),
+    "delta_context": SourceFamily(
+        "linear_attention",
+        "gdn",
+        _DELTA,
+        {"tokens": "seq_len"},
+        {"phase": ("context",), "batch_size": (1,)},
+        2,
+    ),
+    "delta_decode": SourceFamily(
+        "linear_attention", "gdn", _DELTA, {"batch": "batch_size"}, {"phase": ("generation",)}, 2
     ),
     "moe": SourceFamily(
         "moe",
@@ -130,6 +163,8 @@ def _write(source: Path, gpu: str, engine: str, version: str, out: Path) -> Path
         if source_file is None:
             continue
         keys, axes, values = _grid(pd.read_parquet(source_file), family)
+        if not keys:
+            continue
         families[name] = {"version": source_file.parent.name, "keys": keys, "axes": axes}
         arrays[name] = pack(values)
     if "gemm" not in families:
@@ -173,6 +208,12 @@ def _grid(frame: pd.DataFrame, family: SourceFamily) -> tuple[list[list[Any]], d
     if "distribution" in family.keys.values():
         rows = _routing(rows)
     keys, axes = list(family.keys.values()), list(family.axes.values())
+    if "kernel_source" in rows:  # layers that use an earlier layer's choice of tokens are not told apart
+        rows = rows[~rows["kernel_source"].astype(str).str.contains("skip_indexer")]
+    if family.kernels > 1:
+        rows = rows.groupby([*keys, *axes, "kernel_source"], as_index=False)["latency"].min()
+        whole = rows.groupby([*keys, *axes])["latency"].transform("size") == family.kernels
+        rows = rows[whole].groupby([*keys, *axes], as_index=False)["latency"].sum()
     rows = rows.groupby([*keys, *axes], as_index=False)["latency"].min()
     configurations = rows[keys].drop_duplicates().sort_values(keys)
     swept = [sorted(rows[column].unique()) for column in axes]

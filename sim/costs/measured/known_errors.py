@@ -55,8 +55,10 @@ def like_of(operations: Operations) -> Like:
     """The kind of runs that composed costs are for."""
     model, name = operations.model, operations.gpu.name
     kind = "dense" if model.moe is None else "mixture of experts"
-    if operations.latent:
-        kind += ", latent attention"
+    if operations.delta:
+        kind += ", recurrent layers"
+    elif operations.latent:
+        kind += ", sparse attention" if model.attention.indexer else ", latent attention"
     elif operations.windowed:
         kind += ", windows"
     family = next((key for key, names in FAMILIES.items() if name.split()[0] in names), name)

@@ -18,6 +18,7 @@ from pagecast.sim.costs.families import fa2, fa3
 from pagecast.sim.costs.families.fa3 import FLASH_ATTENTION_3, imbalance_cap, tail_tokens
 from pagecast.sim.costs.families.shape import TileShape
 from pagecast.sim.costs.measured.attention import AttentionHeads, DecodeAttention, PromptAttention
+from pagecast.sim.costs.measured.delta import DeltaRule
 from pagecast.sim.costs.measured.experts import ExpertTimes
 from pagecast.sim.costs.measured.grid import completed, extended
 from pagecast.sim.costs.measured.latent import LatentAttention
@@ -68,6 +69,7 @@ class Operations:
         self.rows = self._products.rows
         self._linears = model.linears(tp)
         self.latent = self._latent(kv_dtype)
+        self.delta = DeltaRule(table, model.recurrent, tp) if model.recurrent else None
         groups = () if self.latent else model.kv_groups(tp)
         tiles = _TILES.get(gpu.name) if table.engine == "vllm" else None
         self._decode: list[tuple[int, int, float, DecodeAttention]] = []
@@ -91,6 +93,11 @@ class Operations:
         """Whether some layers attend to a window alone."""
         return any(window for _, window, _, _ in self._decode)
 
+    @property
+    def selective(self) -> bool:
+        """Whether some layers keep a state, or choose the tokens that they attend to."""
+        return self.delta is not None or self.model.attention.indexer is not None
+
     def decode_seconds(self, n: int, contexts: Floats) -> Floats:
         """Attention of `n` decoding requests in all layers, at each mean context."""
         total = np.zeros(len(contexts))
@@ -99,6 +106,8 @@ class Operations:
             total += layers * np.maximum(attention.seconds(n, contexts), n * read * token_s)
         if self.latent:
             total += self.model.layers * self.latent.decode_seconds(n, contexts)
+        if self.delta:
+            total += self._recurrent_layers * self.delta.decode_seconds(n)
         return total
 
     def raggedness(self, n: int) -> tuple[float, float]:
@@ -119,7 +128,13 @@ class Operations:
         total = sum(layers * attention.seconds(tokens, context) for layers, _, attention in self.prompt)
         if self.latent:
             total += self.model.layers * self.latent.seconds(tokens, context)
+        if self.delta:
+            total += self._recurrent_layers * self.delta.seconds(tokens)
         return total
+
+    @property
+    def _recurrent_layers(self) -> int:
+        return self.model.recurrent.layers if self.model.recurrent else 0
 
     # -- rows
 
@@ -206,12 +221,14 @@ class Operations:
         if m.attention.mla is None:
             return None
         table = self.table
-        if "mla_decode" not in table:
+        if ("sparse_decode" if m.attention.indexer else "mla_decode") not in table:
             table = find_table(self.gpu.name, "vllm") or table
-        weight_dtype = BF16 if m.weight_dtype in ("bf16", "fp16") or m.quantized != "all" else "fp8_block"
+        plain = (
+            m.linear_bits(next(each for each in self._linears if each.name == "kv_a")) >= 8.0 * m.dtype_bytes
+        )
         return LatentAttention(
-            table, m.attention.mla, m.hidden, (kv_dtype, weight_dtype, m.attention.heads // self.tp)
+            table, m, (kv_dtype, BF16 if plain else "fp8_block", m.attention.heads // self.tp)
         )
 
 
-_IN_LATENT = ("q", "q_a", "q_b", "kv_a", "kv_b", "o")
+_IN_LATENT = ("q", "q_a", "q_b", "kv_a", "kv_b", "o", "index_q", "index_k", "index_weights")

@@ -6,7 +6,8 @@ set-ups in docs/measured-operations.md (Llama-2-70B, Llama-2-7B, CodeLlama-34B, 
 Qwen3-32B with its own link; `tests/benchmarks/public_spread.py` repeats it), and the error of the last one
 where its PCIe link is not given, whose all-reduces the tables have too fast. The others: 1.48 times the
 median size over every fourth row of AIConfigurator's silicon_sample.csv that is simulated (252 of
-TensorRT-LLM, 100 of SGLang).
+TensorRT-LLM, 100 of SGLang). vLLM with recurrent layers or sparse latents: so over all rows of such models
+there (394, of SGLang: of vLLM there are none).
 
 Steps with prompts are off by more than decode steps are: by 8.1% in the sweep of Qwen3-30B-A3B, and by 1.9
 and 4.7% in two of Qwen3-32B on two GPUs (`measured_operations.py --prompts SWEEP`; root mean square of two
@@ -61,10 +62,16 @@ _LANES = {
     "sglang": MeasuredSpread(0.290, 100.0),
 }
 _UNKNOWN_LINK = MeasuredSpread(0.211, 5.0)
+_SELECTIVE = MeasuredSpread(0.244, 394.0)
 
 
-def spread_of(engine: str, gpu: Gpu, gpus: int, *, link_known: bool) -> MeasuredSpread:
-    """The spread of an engine's lane on so many of these GPUs."""
+def spread_of(engine: str, gpu: Gpu, gpus: int, *, link_known: bool, selective: bool) -> MeasuredSpread:
+    """The spread of an engine's lane on so many of these GPUs.
+
+    `selective`: layers don't attend to all of the context, but keep a state or choose tokens.
+    """
+    if selective and engine == "vllm":
+        return _SELECTIVE
     if engine == "vllm" and gpus > 1 and gpu.link == "PCIe" and not link_known:
         return _UNKNOWN_LINK
     return _LANES[engine]

@@ -88,7 +88,10 @@ def test_one_model_is_described_in_five_lines():
     lines = described("Qwen/Qwen3.5-27B")
     assert [line.split()[0] for line in lines] == ["model", "memory", "decisions", "costs", "unknown"]
     assert "27.36 B parameters" in lines[0] and "65,536 bytes of KV (bf16) a token" in lines[1]
-    assert "3 state in 784s, 1 full in 784s" in lines[2] and "roofline on H200" in lines[3]
+    assert (
+        "3 state in 784s, 1 full in 784s" in lines[2]
+        and "measured on H200 (step times within 41%)" in lines[3]
+    )
     assert "can't be timed" in described("deepseek-ai/DeepSeek-V4-Flash")[3]
     refused = CliRunner().invoke(app, ["Qwen/Qwen3-8B", "--model", "Qwen/Qwen3-8B"])
     assert isinstance(refused.exception, BadInput)
