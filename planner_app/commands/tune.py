@@ -70,8 +70,8 @@ def _tune(what: str, arguments: GivenScenario, ask: TuneOptions, many: Many, out
         {knob.replace("_", "-"): arguments.fields.get(knob)},
         f"is what tune {what} varies: leave it out; --values lists what is tried",
     )
-    jobs = knobs.jobs_of(scenario, knob, ask)
-    with executor(many) as run, console.progress("settings", len(jobs)) as update:
+    values = knobs.values_of(scenario, knob, ask)
+    with executor(many) as run, console.progress("settings", len(values)) as update:
         tuned = knobs.tune(work, scenario, knob, ask, run, update)
     if report is not None:
         from pagecast.planner_app.reports.tune_report import tune_report

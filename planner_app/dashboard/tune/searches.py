@@ -11,7 +11,7 @@ from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.sweep.options import SweepOptions
 from pagecast.planner_app.planner.sweep.question import SweepQuestion
 from pagecast.planner_app.planner.sweep.study import sweep
-from pagecast.planner_app.planner.tune.knobs import USUAL, TuneResult, jobs_of, tune
+from pagecast.planner_app.planner.tune.knobs import USUAL, TuneResult, tune, values_of
 from pagecast.planner_app.planner.tune.options import TuneOptions
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario
@@ -93,5 +93,5 @@ def tune_job(
     """Tunes one knob; `simulate`: with a search for the concurrency that each setting admits, as for HBM."""
     values = "" if knob == "block_size" else ",".join(map(str, budgets(scenario, 2 * _BUDGETS)))
     ask = TuneOptions(values=values, slo=slo, static=not simulate and knob == "block_size")
-    total = len(jobs_of(scenario, knob, ask))
+    total = len(values_of(scenario, knob, ask))
     return tune(trace, scenario, knob, ask, progress=lambda done: progress((done, total, "settings tried")))

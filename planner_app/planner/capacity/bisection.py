@@ -59,8 +59,8 @@ class LoadTrial:
     """Outcome of one load: the SLO's terms, preemptions per request and counts of the requests measured.
 
     `amount` is the number of users, or the offered requests per second. `requests_per_s` and
-    `output_tokens_per_s` count what ended in the settled time (`LoadReplay`). `stopped`: a term was lost
-    before the end, and figures are of the requests until then.
+    `output_tokens_per_s` count what ended in the settled time (`LoadReplay`); `ttft_mean_s` is of requests
+    that got a token. `stopped`: a term was lost before the end, and figures are of the requests until then.
     """
 
     amount: float
@@ -71,6 +71,7 @@ class LoadTrial:
     output_tokens_per_s: float
     counts: RequestCounts = field(default_factory=RequestCounts)
     stopped: bool = False
+    ttft_mean_s: float = inf
 
     @property
     def requests(self) -> int:
@@ -323,6 +324,8 @@ class CapacityQuestion:
             kept_up = served.kept_up
             terms = (*terms, TermVerdict(f"kept_up>={KEPT_UP}", kept_up, KEPT_UP, kept_up >= KEPT_UP))
         endings, seconds = served.ended, served.seconds
+        ttft = requests["ttft_s"].to_numpy(np.float64)
+        ttft = ttft[np.isfinite(ttft)]
         return LoadTrial(
             amount=load.amount * self.rate if load.kind == "rate" else load.amount,
             holds=not served.lost and all(term.holds for term in terms),
@@ -332,6 +335,7 @@ class CapacityQuestion:
             output_tokens_per_s=float(endings["output_tokens"].sum()) / seconds if seconds else 0.0,
             counts=RequestCounts.of(requests),
             stopped=bool(served.lost),
+            ttft_mean_s=float(ttft.mean()) if len(ttft) else inf,
         )
 
     def judge_lasted(self, load: Load, lasted: LongLoad) -> LoadTrial:

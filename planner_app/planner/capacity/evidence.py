@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from pagecast.planner_app.planner.capacity.admitted import users_ask
 from pagecast.planner_app.planner.capacity.binding import (
     BEYOND,
     LITTLE,
@@ -77,12 +78,6 @@ class Evidence:
     binding: Binding | None = None
     draws: tuple[float, ...] = ()
     replays: int = 0
-
-
-def users_ask(question: CapacityQuestion, kind: LoadKind, fits: Envelope) -> Ask:
-    """Users begin at the static envelope, and are found to a fiftieth."""
-    start = min(max(fits.concurrency, 1), question.most_users)
-    return Ask(kind, None, start, max(start // 4, 1), max(start // 50, 1), verify=False)
 
 
 def rate_ask(question: CapacityQuestion, users: LoadSearch) -> Ask:

@@ -2,8 +2,8 @@
 
 A value is judged as `plan` judges a server, with users who wait for their answers (`CapacityQuestion`). The
 best admits the most users; of those that admit as many, it has the shortest TTFT at that load, and of those
-within 5% of it the most memory left. Few replays tell: the search finds the users at the value in force, and
-other values are tried at that load first.
+within 5% of it the most memory left. Few replays tell: the search of `plan` finds the users at the value in
+force, and only values that hold at a little more load are searched too.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from pagecast.planner_app.planner.capacity.bisection import Ask, CapacityQuestion
-from pagecast.planner_app.planner.capacity.envelope import envelope
+from pagecast.planner_app.planner.capacity.admitted import admitted, question_of
+from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion, LoadTrial
 from pagecast.planner_app.planner.capacity.options import PlanOptions
 from pagecast.planner_app.planner.capacity.users import Load
-from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.sweep.trial import at, check_memory
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.gpus import GIB
@@ -27,9 +25,7 @@ BLOCK_SIZE, HBM = "block_size", "gpu_memory_utilization"
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 BUDGETS = tuple(percent / 100 for percent in (*range(15, 95, 10), 90, 95))
 _SLOWER = 1.05  # times the shortest mean TTFT, that counts as short
-_FINE = 64  # parts of the users admitted, to which a search is made
 _MORE = 32  # parts of the users admitted, that another value must admit beyond them to be better
-_MOST_REQUESTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,34 +109,26 @@ class _Runs:
     slo: str
     progress: Callable[[int, int], object]
     total: int = 16
-    made: dict[tuple[float, int], tuple[bool, float]] = field(default_factory=dict)
+    made: dict[tuple[float, int], LoadTrial] = field(default_factory=dict)
     done: int = 0
 
     def question(self, value: float) -> CapacityQuestion:
-        options = PlanOptions(slo=self.slo, most_requests=_MOST_REQUESTS)
-        return CapacityQuestion(self.trace, at(self.scenario, {self.knob: value}), options)
+        ask = PlanOptions(slo=self.slo)
+        return question_of(self.trace, at(self.scenario, {self.knob: value}), ask)
 
-    def users(self, value: float, start: int) -> int:
-        """The users that a value admits, searched from `start` on; 0 where one breaks the SLO."""
-        ask = Ask(
-            "concurrency",
-            start=max(start, 1),
-            step=max(start // 16, 1),
-            resolution=max(start // _FINE, 1),
-            verify=False,
-        )
-        search = self.question(value).search(ask)
+    def users(self, value: float) -> int:
+        """The users that a value admits; 0 where one breaks the SLO."""
+        search = admitted(self.question(value))
         self._count(search.answer.tried)
-        return search.answer.value or 0
+        if search.at is not None:
+            self.made[value, round(search.at.amount)] = search.at
+        return search.value or 0
 
-    def at(self, value: float, users: int) -> tuple[bool, float]:
-        """Whether a value keeps the SLO with so many users, and its mean TTFT then."""
+    def at(self, value: float, users: int) -> LoadTrial:
+        """How a value serves so many users."""
         if (value, users) not in self.made:
             question, load = self.question(value), Load("concurrency", max(users, 1))
-            served = question.serve(load)
-            ttft = served.measured["ttft_s"].to_numpy(np.float64)
-            mean = float(ttft[np.isfinite(ttft)].mean()) if np.isfinite(ttft).any() else float("inf")
-            self.made[value, users] = (question.judge(load, served).holds, mean)
+            self.made[value, users] = question.judge(load, question.serve(load))
             self._count(1)
         return self.made[value, users]
 
@@ -148,38 +136,33 @@ class _Runs:
         scenario = at(self.scenario, {self.knob: value})
         made = self.made.get((value, load))
         kv_gib = scenario.layout().block_bytes * scenario.blocks() / GIB
-        return Standing(value, users, made[1] if made else None, kv_gib)
+        return Standing(value, users, made.ttft_mean_s if made else None, kv_gib)
 
     def _count(self, replays: int) -> None:
         self.done += replays
         self.progress(min(self.done, self.total), self.total)
 
 
-def _start(run: _Runs) -> int:
-    """Where a search begins: at what fits by arithmetic."""
-    return min(
-        envelope(run.trace, run.scenario, Slo.optional(run.slo)).concurrency, 4 * run.scenario.max_num_seqs
-    )
+def _more(users: int) -> int:
+    """So many more users that a value which admits them is better."""
+    return users + max(users // _MORE, 1)
 
 
 def _by_budget(run: _Runs, own: float, values: Sequence[float]) -> Choice:
     """More memory never admits fewer: so the largest budget admits the most, and the least that admits as
     many is bisected."""
-    users = run.users(own, _start(run))
+    users = load = run.users(own)
     largest = values[-1]
-    most = users if largest == own else max(run.users(largest, users or 1), users)
-    near = most - max(most // _MORE, 1)
-    if not most:
+    if largest != own and (not users or run.at(largest, _more(users)).holds):
+        load = max(run.users(largest), users)
+    if not load:
         own_standing = run.standing(own, 0, 0)
         return Choice(run.knob, own_standing, own_standing, 0, tuple(values))
-    if near <= users:  # a difference within the search's step is none
-        most = users
-    load = most
-    _, shortest = run.at(largest, load)
+    shortest = run.at(largest, load).ttft_mean_s
 
     def good(value: float) -> bool:
-        holds, ttft = run.at(value, load)
-        return value == largest or (holds and ttft <= _SLOWER * shortest)
+        trial = run.at(value, load)
+        return value == largest or (trial.holds and trial.ttft_mean_s <= _SLOWER * shortest)
 
     low, high = 0, len(values) - 1
     while low < high:
@@ -191,26 +174,23 @@ def _by_budget(run: _Runs, own: float, values: Sequence[float]) -> Choice:
     best = values[high]
     run.at(own, load)
     return Choice(
-        run.knob, run.standing(own, users, load), run.standing(best, most, load), load, tuple(values)
+        run.knob, run.standing(own, users, load), run.standing(best, load, load), load, tuple(values)
     )
 
 
 def _by_size(run: _Runs, own: float, values: Sequence[float]) -> Choice:
     """Each other size is tried at the load of the one in force, and searched where it may admit more."""
-    users = run.users(own, _start(run))
-    standing = run.standing(own, users, users)
+    users = run.users(own)
+    best = standing = run.standing(own, users, users)
     if not users:
         return Choice(run.knob, standing, standing, 0, tuple(values))
-    run.at(own, users)
-    standing = run.standing(own, users, users)
-    best, more = standing, users + max(users // _MORE, 1)
     for value in values:
-        if value == own or not run.at(value, users)[0]:
+        if value == own or not run.at(value, users).holds:
             continue
-        admitted = users
-        if run.at(value, more)[0]:
-            admitted = max(run.users(value, more), more)
-        shorter = run.at(value, users)[1] * _SLOWER < (best.ttft_s or 0.0)
-        if admitted > best.users or (admitted == best.users and shorter):
-            best = run.standing(value, admitted, users)
+        admits = users
+        if run.at(value, _more(users)).holds:
+            admits = max(run.users(value), _more(users))
+        shorter = run.at(value, users).ttft_mean_s * _SLOWER < (best.ttft_s or 0.0)
+        if admits > best.users or (admits == best.users and shorter):
+            best = run.standing(value, admits, users)
     return Choice(run.knob, standing, best, users, tuple(values))

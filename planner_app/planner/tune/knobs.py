@@ -22,7 +22,7 @@ from pagecast.planner_app.planner.execution.interface import Executor, Progress
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.sweep.space import KnobValue, parse_space, shown
 from pagecast.planner_app.planner.tune.options import TuneOptions
-from pagecast.planner_app.planner.tune.setting import Setting, Tuning
+from pagecast.planner_app.planner.tune.setting import Tuning
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.planner_app.wording.quantities import counted, seconds
 from pagecast.sim.core.errors import BadInput
@@ -55,7 +55,7 @@ HITS = Criterion("reused_prefix_tokens", "hit tokens", True, 0.01)
 TTFT = Criterion("ttft_mean_s", "mean TTFT", False, 0.05)
 E2E = Criterion("e2e_mean_s", "mean E2E", False, 0.02)  # not TPOT: that is short where many wait and few run
 ROOM = Criterion("static_concurrency", "room for requests at once", True, 0.01)
-ADMITS = Criterion("admissible_concurrency", "users admitted", True, 0.03)  # twice what a search leaves open
+ADMITS = Criterion("admissible_concurrency", "users admitted", True, 0.04)  # twice what a search leaves open
 LOST = ("rejected", "unserved")  # counts of which a recommended setting has no more than the best has
 CRITERIA = (ADMITS, HITS, ROOM, TTFT, E2E)
 
@@ -103,8 +103,8 @@ def budget_knob(scenario: Scenario) -> str:
     return "free_gpu_memory_fraction" if free else "gpu_memory_utilization"
 
 
-def jobs_of(scenario: Scenario, knob: str, ask: TuneOptions) -> list[Setting]:
-    """A replay of each value, and unless `static` a search of what each admits. Errors: BadInput.
+def values_of(scenario: Scenario, knob: str, ask: TuneOptions) -> list[KnobValue]:
+    """The values to try. Errors: BadInput.
 
     Values ascend, in whatever order they were written; the default (`none`) comes last.
     """
@@ -112,9 +112,7 @@ def jobs_of(scenario: Scenario, knob: str, ask: TuneOptions) -> list[Setting]:
     (space_knob,) = parse_space([f"{knob}={values}"], scenario).knobs
     if not space_knob.values:
         raise BadInput(f"--values {values}: a range needs a step, FROM:TO:STEP")
-    ascending = sorted(space_knob.values, key=lambda value: float("inf" if value is None else value))
-    jobs = [Setting(value) for value in ascending]
-    return jobs if ask.static else [*jobs, Setting(values=tuple(ascending))]
+    return sorted(space_knob.values, key=lambda value: float("inf" if value is None else value))
 
 
 def tune(
@@ -128,14 +126,14 @@ def tune(
 ) -> TuneResult:
     """Serves the trace at each value of `block_size`, or of `budget_knob`'s, and recommends one.
 
-    `run`: where replays run, by default in this process. `progress` is called with the number of jobs done.
+    `run`: where replays run, by default in this process. `progress` is called with the number of values done.
     Errors: BadInput.
     """
     ask = ask or TuneOptions()
     level = Slo.optional(ask.slo)
-    jobs = jobs_of(scenario, knob, ask)
-    results: dict[int, list[dict[str, Any]]] = {}
-    answers = (run or Serial()).stream(Tuning(trace, scenario, knob, level).run, jobs)
+    values = values_of(scenario, knob, ask)
+    results: dict[int, dict[str, Any]] = {}
+    answers = (run or Serial()).stream(Tuning(trace, scenario, knob, level, not ask.static).run, values)
     for index, figures in answers:
         results[index] = figures
         if progress is not None:
@@ -143,7 +141,7 @@ def tune(
         if stop is not None and stop():
             break
     answers.close()
-    table = _table(knob, jobs, results)
+    table = _table(knob, values, results)
     recommended, reason = recommend(table, knob)
     costs = scenario.step_costs()
     return TuneResult(
@@ -155,7 +153,7 @@ def tune(
         recommended,
         reason,
         (*trace.notes, *_notes(scenario, knob), *filter(None, [idle_note(trace, scenario)])),
-        len(results) == len(jobs),
+        len(results) == len(values),
         costs.name,
         sentence(costs.expected_error()),
     )
@@ -169,15 +167,9 @@ def _notes(scenario: Scenario, knob: str) -> list[str]:
     return [ALWAYS_SAME] if scenario.num_gpu_blocks is None else [ALWAYS_SAME, fixed]
 
 
-def _table(knob: str, jobs: Sequence[Setting], results: dict[int, list[dict[str, Any]]]) -> pd.DataFrame:
-    """One row per value whose replay has ended."""
-    values = [job.value for job in jobs if not job.concurrency]
-    admitted = results.get(len(values), [{}] * len(values))
-    rows = [
-        {knob: value, **admitted[row], **results[row][0]}
-        for row, value in enumerate(values)
-        if row in results
-    ]
+def _table(knob: str, values: Sequence[KnobValue], results: dict[int, dict[str, Any]]) -> pd.DataFrame:
+    """One row per value that was tried."""
+    rows = [{knob: value, **results[row]} for row, value in enumerate(values) if row in results]
     table = pd.DataFrame(rows)
     if any(value is None for value in values):  # the default, which is no number, stays what it is
         table[knob] = pd.Series([row[knob] for row in rows], dtype=object)

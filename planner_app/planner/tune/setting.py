@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from pagecast.planner_app.planner.capacity import bisection
+from pagecast.planner_app.planner.capacity.admitted import admitted, question_of
 from pagecast.planner_app.planner.capacity.envelope import envelope
 from pagecast.planner_app.planner.capacity.options import PlanOptions
-from pagecast.planner_app.planner.capacity.users import shortened
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.sweep.space import KnobValue
 from pagecast.planner_app.planner.sweep.trial import Figure, at, check_memory, figures_of
@@ -32,52 +30,25 @@ TABLES = (
 WAITING = 4  # users for each request that may run, at most
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A value of the knob to replay; or, with `concurrency`, all `values` to search for what each admits."""
-
-    value: KnobValue = None
-    values: tuple[KnobValue, ...] = ()
-
-    @property
-    def concurrency(self) -> bool:
-        """Whether it is the search for what each value admits."""
-        return bool(self.values)
-
-
 @dataclass(frozen=True)
 class Tuning:
-    """Data that all settings of a tuning share. An executor calls `run` with one setting at a time.
+    """Data that all settings of a tuning share. An executor calls `run` with one value at a time.
 
-    `brief`: what settings admit is compared by brief loads, in a third of the time and a few percent higher.
+    `admits`: search also for the users that a setting admits.
     """
 
     trace: Trace
     scenario: Scenario
     knob: str
     level: Slo
-    brief: bool = False
+    admits: bool = True
 
-    def run(self, setting: Setting) -> list[dict[str, Any]]:
-        """Figures by name, of the value or of each of `values`; only `reason` where one can't run."""
-        return self.admitted(setting.values) if setting.concurrency else [self._replayed(setting.value)]
-
-    def admitted(self, values: Sequence[KnobValue]) -> list[dict[str, Any]]:
-        """What each value admits, from the last to the first: a search begins at the answer before it.
-
-        Less HBM is taken to admit no more users than more of it.
-        """
-        found: list[dict[str, Any]] = []
-        last = None
-        for value in reversed(values):
-            try:
-                scenario = at(self.scenario, {self.knob: value})
-                check_memory(scenario)
-                found.append(self.concurrency(scenario, last, never_more=self.knob != "block_size"))
-                last = found[-1]["admissible_concurrency"]
-            except BadInput as error:
-                found.append({"reason": str(error)})
-        return found[::-1]
+    def run(self, value: KnobValue) -> dict[str, Any]:
+        """Figures of a value by name; only `reason` where it can't run."""
+        figures = self._replayed(value)
+        if self.admits and not figures["reason"]:
+            figures = {**self.concurrency(at(self.scenario, {self.knob: value})), **figures}
+        return figures
 
     def _replayed(self, value: KnobValue) -> dict[str, Any]:
         try:
@@ -99,29 +70,16 @@ class Tuning:
             "static_limit": room.binding,
         }
 
-    def concurrency(
-        self, scenario: Scenario, last: int | None = None, *, never_more: bool = False
-    ) -> dict[str, Any]:
+    def concurrency(self, scenario: Scenario) -> dict[str, Any]:
         """Users of a closed loop without think time that keep the SLO, with few preemptions: `plan`'s search.
 
-        To 1/64 of `max_num_seqs`; 0 where even one breaks it. `admissible_at_limit`: more were not tried.
-        `last`: the answer of a like setting, to begin at; `never_more`: this one admits no more.
-        With an SLO those are 4 times `max_num_seqs`, as `plan` tries; without one, where nobody
-        minds waiting, `max_num_seqs`, for more don't run at once.
+        0 where even one breaks it. `admissible_at_limit`: more were not tried. With an SLO those are as many
+        as `plan` tries, 4 times `max_num_seqs`; without one, where nobody minds waiting, `max_num_seqs`, for
+        more don't run at once.
         """
-        limit = most = scenario.max_num_seqs * (WAITING if self.level.terms else 1)
-        near = max(scenario.max_num_seqs // 64, 1)
-        if last is None:
-            start = min(envelope(self.trace, scenario, self.level).concurrency, most)
-            step = max(start // 8, 1)
-        else:
-            start, step = max(last, 1), near
-            limit = start if never_more else most
-        options = PlanOptions(slo=self.level.text, most_users=limit)
-        trace = shortened(self.trace, options.most_requests)
-        question = bisection.CapacityQuestion(trace, scenario, options, seed=scenario.seed)
-        ask = bisection.Ask("concurrency", None, max(start, 1), step, near, verify=False, brief=self.brief)
-        value = question.search(ask).answer.value or 0
+        most = scenario.max_num_seqs * (WAITING if self.level.terms else 1)
+        ask = PlanOptions(slo=self.level.text, most_users=most)
+        value = admitted(question_of(self.trace, scenario, ask)).value or 0
         return {"admissible_concurrency": value, "admissible_at_limit": value == most}
 
 

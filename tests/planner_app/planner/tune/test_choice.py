@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion
 from pagecast.planner_app.planner.capacity.options import PlanOptions
+from pagecast.planner_app.planner.capacity.planning import plan
 from pagecast.planner_app.planner.capacity.users import Load
+from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.tune.choice import BLOCK_SIZE, HBM, Choice, budgets, choose
+from pagecast.planner_app.planner.tune.setting import Tuning
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 
-SLO = "ttft_p99<2s,tpot_p99<60ms"
+SLO = "ttft_p90<2s,tpot_p90<60ms"  # statistics that so few requests carry
 SMALL = Scenario.make(
     {
         "gpu": "L4",
@@ -31,7 +34,7 @@ def trace():
 def holds(choice: Choice, value: float, users: int, trace) -> bool:
     """Whether `plan`'s own measure says that a value keeps the SLO with so many users."""
     scenario = SMALL.changed(**{choice.knob: int(value) if choice.knob == BLOCK_SIZE else value})
-    question = CapacityQuestion(trace, scenario, PlanOptions(slo=SLO, most_requests=1000))
+    question = CapacityQuestion(trace, scenario, PlanOptions(slo=SLO))
     load = Load("concurrency", users)
     return question.judge(load, question.serve(load)).holds
 
@@ -57,3 +60,13 @@ def test_budgets_at_which_the_engine_does_not_start_are_not_tried() -> None:
 def test_where_one_user_breaks_the_slo_nothing_is_best(trace) -> None:
     choice = choose(trace, SMALL, BLOCK_SIZE, "ttft_p99<1us")
     assert (choice.load, choice.now.users, choice.changes) == (0, 0, False)
+
+
+def test_plan_tune_and_the_cards_admit_the_same_users(trace) -> None:
+    """One search behind every advice."""
+    ask = PlanOptions(slo=SLO, kinds=("concurrency",), replicates=0, explain=False)
+    planned = plan(trace, SMALL, ask).concurrency
+    assert planned is not None
+    tuned = Tuning(trace, SMALL, BLOCK_SIZE, Slo.parse(SLO)).run(SMALL.block_size)
+    assert tuned["admissible_concurrency"] == planned.value
+    assert choose(trace, SMALL, HBM, SLO).now.users == planned.value
