@@ -301,11 +301,13 @@ def _explanation(found: Match) -> list[str]:
         lines.append(f"{how}: {best.words}; that takes {_taken(best, explained.distance)} away")
         if explained.near:
             lines.append(f"as likely: {'; '.join(one.words for one in explained.near)}")
-    if not lines:
+    if not lines and explained.tried:
         lines.append(
-            f"the difference ({explained.stated:.1%} a request) needs no explanation, or none that was "
-            "tried takes a fifth of it away"
+            f"no single cause explains the difference ({explained.stated:.1%} a request) better than step "
+            f"costs that are off, which leave {explained.distance:.1%}; closest: {explained.tried[0].words}"
         )
+    if not lines:
+        lines.append(f"the difference ({explained.stated:.1%} a request) needs no explanation")
     return lines
 
 

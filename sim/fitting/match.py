@@ -21,7 +21,7 @@ _STATISTICS: dict[str, Callable[[np.ndarray], float]] = {
     "p50": lambda values: float(np.quantile(values, 0.5)),
     "p99": lambda values: float(np.quantile(values, 0.99)),
 }
-EXPLAINING = 85  # replays that explanations take, at most
+EXPLAINING = 100  # replays that explanations take, at most
 
 
 @dataclass(frozen=True)
