@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -129,17 +129,26 @@ class Lengths:
         within = np.clip((points - below) / np.maximum(share[bucket] - below, 1e-12), 0, 1)
         low = np.concatenate([[0.0], self.bounds[:-1]])[bucket]
         high = np.where(np.isinf(self.bounds[bucket]), 4 * np.maximum(low, 1), self.bounds[bucket])
+        longest = bucket == bucket.max()
 
-        def lengths(power: float) -> Floats:
-            return np.asarray(np.maximum(low + (high - low) * within**power, 1.0), np.float64)
+        def lengths(power: float, reach: float) -> Floats:
+            ends = np.where(longest, low + reach * (high - low), high)
+            return np.asarray(np.maximum(low + (ends - low) * within**power, 1.0), np.float64)
 
-        # Where in its bucket a length lies is unknown: so that the mean is right.
-        few, many = -5.0, 5.0
-        for _ in range(60):
-            middle = (few + many) / 2
-            few, many = (middle, many) if lengths(math.exp(middle)).mean() > self.mean else (few, middle)
-        drawn = np.floor(lengths(math.exp(few)) + random.random(count)).astype(np.int64)
+        # So that the mean is right: how far the last bucket is filled is unknown, and if that is not enough
+        # where in their buckets lengths lie.
+        reach = _solved(lambda reach: lengths(1.0, reach).mean() - self.mean, 0.0, 1.0)
+        power = _solved(lambda power: self.mean - lengths(math.exp(power), reach).mean(), -5.0, 5.0)
+        drawn = np.floor(lengths(math.exp(power), reach) + random.random(count)).astype(np.int64)
         return random.permutation(np.maximum(drawn, 1))
+
+
+def _solved(over: Callable[[float], float], low: float, high: float) -> float:
+    """Where a rising function is 0, or the end that is closest."""
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if over(middle) > 0 else (middle, high)
+    return low
 
 
 @dataclass(frozen=True)

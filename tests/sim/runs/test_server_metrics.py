@@ -10,7 +10,7 @@ from pagecast.planner_app.server.metrics import Histogram
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import replay
 from pagecast.sim.runs.server_forecast import figures_of_replay, trace_of_metrics
-from pagecast.sim.runs.server_metrics import read_metrics
+from pagecast.sim.runs.server_metrics import Lengths, read_metrics
 from pagecast.sim.scenario import Scenario
 
 pytest.importorskip("prometheus_client")
@@ -162,3 +162,20 @@ def test_a_server_that_was_started_again_is_counted_from_there(tmp_path: Path) -
     found = read_metrics(path)
     assert found.requests == 150
     assert any("started again" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "lognormal", "alike"])
+def test_lengths_of_a_histogram_have_the_mean_and_about_the_spread(kind: str) -> None:
+    random = np.random.default_rng(1)
+    real = {
+        "uniform": random.integers(800, 2401, 4000),
+        "lognormal": random.lognormal(6.5, 0.8, 4000),
+        "alike": np.full(500, 1200),
+    }[kind]
+    bounds = np.array([*(digit * 10.0**power for power in range(5) for digit in (1, 2, 5)), np.inf])
+    counts = np.histogram(real, np.concatenate([[0], bounds[:-1], [1e9]]))[0].astype(float)
+    drawn = Lengths(bounds, counts, float(real.mean())).drawn(2000, random)
+    assert drawn.mean() == pytest.approx(real.mean(), rel=1e-3)
+    # Buckets are as wide as half their bounds: what lies within them is a guess.
+    assert abs(drawn.std() - real.std()) < 0.15 * real.mean()
+    assert np.quantile(drawn, 0.95) == pytest.approx(np.quantile(real, 0.95), rel=0.16)
