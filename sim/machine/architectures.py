@@ -121,6 +121,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "starcoder2": Architecture(qkv_bias=True, biased=True),
     "opt": Architecture(qkv_bias=True, biased=True, tied=True, learned_positions=True),
     "seed_oss": _LLAMA,
+    "bitnet": _LLAMA,
+    "vaultgemma": Architecture(tied=True),
+    "apertus": Architecture(qk_norm="head", o_bias=True, gated_mlp=False),
+    "apertus1p5_text": Architecture(qk_norm="head", o_bias=True, gated_mlp=False),
+    "arcee": Architecture(o_bias=True, gated_mlp=False),
+    "jais2": Architecture(gated_mlp=False),
     "smollm3": _LLAMA,
     "minimax_m2": _MINIMAX_M2,
     "minimax_m3": _MINIMAX_M3,
@@ -160,6 +166,7 @@ REFUSED: dict[str, str] = {
         ),
         "has recurrent layers that pagecast can't size",
     ),
+    "moshi": "has several decoders that pagecast can't size",
     "deepseek_v41_text": (
         "has n-gram memories (engram_layer_ids) and shared caches (kv_source_layer_ids) that pagecast "
         "can't size"

@@ -23,7 +23,8 @@ from pagecast.sim.machine.towers import tower_params
 # A float32 checkpoint is served in 16 bits, as vLLM's dtype `auto` does.
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "bf16", "float": "bf16"}
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
-_TOWERS = ("vision_config", "audio_config", "vision_tower")
+_ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
+_GATED = ("silu", "swish", "swiglu")  # whose MLPs have a gate in all decoders of transformers and vLLM
 
 
 def model_from_config(
@@ -47,12 +48,15 @@ def model_from_config(
     architecture = ARCHITECTURES.get(kind)
     fields = ConfigFields(config, where, around)
     if architecture is None:
-        notes.append(f"model_type {kind!r} is not one pagecast knows: norms and biases are taken for Llama's")
+        notes.append(
+            f"model_type {kind!r} is not one pagecast knows: norms, biases and gates are taken for Llama's"
+        )
         architecture = Architecture()
+        if not assume_dense:
+            _check_gated(fields, kind)
     facts = _decoder(fields, architecture, kind, name)
-    towers = [key for key in _TOWERS if isinstance(outer.get(key), Mapping)]
     params, known = tower_params(outer, facts.hidden)
-    if towers and not known:
+    if not known:
         notes.append("only the text decoder is counted: add the weights of the vision or audio tower")
     dtype = _dtype(config, outer, where)
     scheme = config.get("quantization_config") or outer.get("quantization_config")
@@ -70,6 +74,16 @@ def model_from_config(
         draft_plain=quantized.draft_plain,
         notes=tuple(notes),
     )
+
+
+def _check_gated(fields: ConfigFields, kind: str) -> None:
+    """Errors: BadInput where an unknown architecture may have an MLP of two matrices."""
+    activation = next((fields.get(name) for name in _ACTIVATIONS if fields.has(name)), None)
+    if activation not in _GATED:
+        raise BadInput(
+            f"{fields.where}: model_type {kind!r} is not one pagecast knows, and an MLP with "
+            f"hidden_act {activation!r} may have a gate or none; assume_dense reads it with a gate"
+        )
 
 
 def _check_unread(fields: ConfigFields, assume_dense: bool, notes: list[str]) -> None:

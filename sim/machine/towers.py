@@ -47,15 +47,24 @@ _FORMS = {
 }
 
 
+_NO_TOWERS = ("text_config", "llm_config", "language_config", "quantization_config")
+_WIDTHS = ("hidden_size", "vt_hidden_size", "width", "d_model", "embed_dim", "depth", "model_name", "dim")
+
+
+def _is_tower(part: object) -> bool:
+    return isinstance(part, Mapping) and any(part.get(name) for name in _WIDTHS)
+
+
 def tower_params(config: Config, hidden: int) -> tuple[int, bool]:
-    """Parameters of the vision tower of a whole configuration, and whether its form is known.
+    """Parameters of the vision tower of a whole configuration, and whether all towers are counted.
 
     `hidden`: the width of the decoder that it feeds.
     """
     vision = config.get("vision_config")
     form = _FORMS.get(str(config.get("model_type")))
-    if not isinstance(vision, Mapping) or form is None or isinstance(config.get("audio_config"), Mapping):
-        return 0, not isinstance(vision, Mapping)
+    towers = [key for key, part in config.items() if key not in _NO_TOWERS and _is_tower(part)]
+    if not isinstance(vision, Mapping) or form is None or set(towers) - {"vision_config"}:
+        return 0, not towers
     sizes = _Sizes(vision, config)
     width, inner, layers = (
         sizes("hidden_size", "vt_hidden_size"),

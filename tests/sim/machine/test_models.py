@@ -250,8 +250,40 @@ def test_nested_text_config_and_quantization_are_read(tmp_path: Path) -> None:
 
 
 def test_an_unknown_architecture_is_read_as_llama_and_says_so(tmp_path: Path) -> None:
-    facts = model(write(tmp_path / "m", {**CONFIG, "model_type": "newthing"}))
+    facts = model(write(tmp_path / "m", {**CONFIG, "model_type": "newthing", "hidden_act": "silu"}))
     assert "newthing" in facts.notes[0] and facts.params > 0
+
+
+@pytest.mark.parametrize("activation", [{}, {"hidden_act": "relu2"}, {"activation_function": "gelu_new"}])
+def test_an_unknown_architecture_whose_mlp_may_have_no_gate_is_refused(
+    tmp_path: Path, activation: dict[str, str]
+) -> None:
+    folder = write(tmp_path / "m", {**CONFIG, "model_type": "newthing", **activation})
+    with pytest.raises(BadInput, match="may have a gate or none; assume_dense reads it with a gate"):
+        model(folder)
+    assert model(folder, assume_dense=True).gated
+
+
+def test_models_without_a_gate_have_an_mlp_of_two_matrices(tmp_path: Path) -> None:
+    # transformers 5.24's defaults, of which its ArceeForCausalLM has 4,022,766,080 parameters.
+    config = {
+        "model_type": "arcee",
+        "hidden_act": "relu2",
+        "hidden_size": 2560,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+    }
+    assert model(write(tmp_path / "m", config)).params == 4_022_766_080
+
+
+@pytest.mark.parametrize("tower", ["audio_config", "vision_config", "audio_encoder_config"])
+def test_a_tower_that_is_not_counted_is_said(tmp_path: Path, tower: str) -> None:
+    facts = model(write(tmp_path / "m", {**CONFIG, tower: {"hidden_size": 1024, "num_hidden_layers": 24}}))
+    assert any("only the text decoder is counted" in note for note in facts.notes)
 
 
 @pytest.mark.parametrize(
