@@ -65,7 +65,7 @@ def model_from_config(
     return replace(
         facts,
         tower_params=params,
-        tied=bool(config.get("tie_word_embeddings", outer.get("tie_word_embeddings", architecture.tied))),
+        tied=_tied(config, outer, architecture),
         dtype=dtype,
         weight_dtype=quantized.weight_dtype or dtype,
         quantized=quantized.covers,
@@ -74,6 +74,16 @@ def model_from_config(
         draft_plain=quantized.draft_plain,
         notes=tuple(notes),
     )
+
+
+def _tied(config: Config, outer: Config, architecture: Architecture) -> bool:
+    """Whether the output projection is the embedding; a whole that says no overrules its decoder.
+
+    Source: with_hf_config and maybe_untie_word_embeddings in vLLM 0.33. A decoder that says no has, for all
+    that is known, a projection in its checkpoint, which vLLM takes whatever the whole says.
+    """
+    said = [part["tie_word_embeddings"] for part in (config, outer) if "tie_word_embeddings" in part]
+    return all(said) if said else architecture.tied
 
 
 def _check_gated(fields: ConfigFields, kind: str) -> None:

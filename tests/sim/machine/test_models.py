@@ -280,6 +280,19 @@ def test_models_without_a_gate_have_an_mlp_of_two_matrices(tmp_path: Path) -> No
     assert model(write(tmp_path / "m", config)).params == 4_022_766_080
 
 
+@pytest.mark.parametrize(
+    ("whole", "decoder", "tied"),
+    [(None, None, False), (True, None, True), (False, True, False), (True, False, False), (True, True, True)],
+)
+def test_a_projection_is_tied_where_neither_the_whole_nor_the_decoder_says_no(
+    tmp_path: Path, whole: bool | None, decoder: bool | None, tied: bool
+) -> None:
+    field = "tie_word_embeddings"
+    text = {k: v for k, v in CONFIG.items() if k != field} | ({field: decoder} if decoder is not None else {})
+    config = {"model_type": "qwen3_vl", "text_config": text} | ({field: whole} if whole is not None else {})
+    assert model(write(tmp_path / "m", config)).tied is tied
+
+
 @pytest.mark.parametrize("tower", ["audio_config", "vision_config", "audio_encoder_config"])
 def test_a_tower_that_is_not_counted_is_said(tmp_path: Path, tower: str) -> None:
     facts = model(write(tmp_path / "m", {**CONFIG, tower: {"hidden_size": 1024, "num_hidden_layers": 24}}))
