@@ -109,15 +109,17 @@ class ConfigFields:
         return values[:layers]
 
     def names(self, field: str, layers: int | None = None) -> tuple[str, ...]:
-        """One name for each layer; empty where the file does not have it."""
+        """One name for each layer, draft layers left out; empty where the file does not have it."""
         values = self.get(field)
         if not values:
             return ()
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
             raise self.wrong(field, "a list of names")
-        if layers is not None and len(values) != layers:
+        if layers is None:
+            return tuple(values)
+        if len(values) not in (layers, layers + self.count("num_nextn_predict_layers")):
             raise BadInput(f"{self.where}: {field} has {len(values)} entries for {layers} layers")
-        return tuple(values)
+        return tuple(values[:layers])
 
     def layer_list(self, field: str) -> set[int]:
         """Numbers of layers."""

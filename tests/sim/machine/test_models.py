@@ -293,6 +293,16 @@ def test_a_projection_is_tied_where_neither_the_whole_nor_the_decoder_says_no(
     assert model(write(tmp_path / "m", config)).tied is tied
 
 
+def test_the_layer_types_of_draft_layers_may_follow_those_of_the_decoder(tmp_path: Path) -> None:
+    # As in Step-3.5-Flash's config.json: 48 types for 45 layers and 3 draft layers.
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    config = {**CONFIG, "sliding_window": 512, "num_nextn_predict_layers": 1}
+    facts = model(write(tmp_path / "m", {**config, "layer_types": types}))
+    assert facts.attention.windows == (0, 512)
+    with pytest.raises(BadInput, match="4 entries for 2 layers"):
+        model(write(tmp_path / "n", {**config, "layer_types": [*types, "full_attention"]}))
+
+
 @pytest.mark.parametrize("tower", ["audio_config", "vision_config", "audio_encoder_config"])
 def test_a_tower_that_is_not_counted_is_said(tmp_path: Path, tower: str) -> None:
     facts = model(write(tmp_path / "m", {**CONFIG, tower: {"hidden_size": 1024, "num_hidden_layers": 24}}))
