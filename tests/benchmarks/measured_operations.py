@@ -208,7 +208,7 @@ def print_host_factor(run: RecordedRun) -> None:
     rows = sweep_rows(run)
     _, request = host_of_decodes(rows[rows[:, 2] == 0])
     gpus = int(run.meta["config"].get("tensor_parallel_size", 1))
-    factor = request * 1e-6 / HOST.request_s(gpus)
+    factor = request * 1e-6 / HOST.request_s(gpus, kv_groups=1)
     write(f"{run.name}: request {request:.1f} us, host_time_factor {factor:.2f}")
 
 

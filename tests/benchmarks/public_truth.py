@@ -8,13 +8,19 @@ NVIDIA's aiconfigurator lists them (systems/silicon_sample.csv at 095f58a, Apach
 data-parallel attention, no pipeline, 4, 16 or 64 at a time, the newest of equal set-ups.
 
 The rule: within a kind of runs (engine, GPU, model, GPUs of the instance, experts spread or not) the runs
-are sorted by the SHA-256 of their id, and every other one, from the first on, judges. The others may teach.
-Nothing was fitted to either half.
+are sorted by the SHA-256 of their id, and every other one, from the first on, judges. The others teach: by
+them were found which published times hold launches or another kernel (`products.py`, `experts.py`), and two
+constants of TensorRT-LLM (`OVERLAPPED_KERNEL_S`, `launch_trtllm`). Of them, too, are the errors told beside a
+forecast; the judging half says how far those hold.
 
-Known of a run are engine, model, precision, GPUs and lengths. Lengths are uniform from 0.8 L to L, and there
-are ten prompts for each client (InferenceX's `random_range_ratio` 0.8 and `num_prompts`). All else is the
-engine's default. Throughput is not listed: compared is what Little's law makes of both latencies,
-concurrency x output / (TTFT + TPOT x (output - 1)). A client's share of TTFT is added (`CLIENT_SHARE`).
+Known of a run are engine, model, precision, GPUs and lengths, and what InferenceX's published script for it
+gives the engine (`benchmarks/` at 843c625; of Llama-3.1-70B at a267b4b and 409e9a4): dtype of the KV cache,
+tokens and requests of a step, longest sequence, share of memory, no prefix caching. Lengths are uniform from
+0.8 L to L, and there are ten prompts for each client (`random_range_ratio` 0.8 and `num_prompts`). All else
+is the engine's default: sizes of CUDA graphs, fused all-reduces, TensorRT-LLM's `batch_wait_timeout_iters`,
+`stream_interval` and SGLang's `scheduler_recv_interval` are in these scripts, but not simulated. Throughput
+is not listed: compared is what Little's law makes of both latencies, concurrency x output / (TTFT + TPOT x
+(output - 1)). A client's share of TTFT is added (`CLIENT_SHARE`).
 """
 
 from __future__ import annotations
@@ -24,13 +30,14 @@ import csv
 import hashlib
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.measured.costs import MeasuredCosts
-from pagecast.sim.costs.measured.known_errors import Like, like_of
+from pagecast.sim.costs.measured.known_errors import FEWEST, Known, Like, like_of
 from pagecast.sim.replay import replay
 from pagecast.sim.runs.client_share import CLIENT_SHARE
 from pagecast.sim.scenario import Scenario
@@ -39,7 +46,8 @@ from pagecast.traces.load import Load
 RESULTS = Path(__file__).with_suffix(".csv")
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm-guaranteed-no-evict"}
 FIGURES = ("throughput", "tpot", "ttft")
-KEPT = ("id", "engine", "kind", "family", "spread", *FIGURES)
+KEPT = ("half", "id", "engine", "kind", "family", "spread", *FIGURES)
+OTHERS = RESULTS.with_name("public_runs_errors.csv")
 SHORTEST = 0.8  # of a length's most
 
 
@@ -78,7 +86,52 @@ class Run:
             tensor_parallel_size=self.tensor_parallel,
             enable_expert_parallel=self.experts_over > 1,
             costs="measured",
+            **self.recipe,
         )
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """What the published script gives the engine, by the scenario's names."""
+        model, blackwell = self.model.rsplit("/", 1)[1], self.gpu.startswith("B")
+        fp8 = {"kv_cache_dtype": "fp8"}
+        long = self.input_len > 1024
+        length = {"max_model_len": self.input_len + self.output_len + 200}
+        if self.engine == "sglang":
+            return {
+                **(fp8 if blackwell else {}),
+                "gpu_memory_utilization": 0.82,
+                "max_num_batched_tokens": 32768,
+            }
+        if self.engine == "trtllm":
+            if model.startswith("Llama"):
+                return {
+                    **fp8,
+                    **length,
+                    "max_num_batched_tokens": 16384 if blackwell else length["max_model_len"],
+                }
+            if model.startswith("gpt-oss"):
+                seqs = 512 if blackwell else self.concurrency
+                step = {
+                    "max_num_batched_tokens": 20000,
+                    "max_num_seqs": seqs,
+                    "free_gpu_memory_fraction": 0.85,
+                }
+                return {**(fp8 if blackwell else {}), **length, **step}
+            tokens = max(-(-(self.concurrency + self.input_len + 64) // 64) * 64, 8192)
+            share = 0.75 if not blackwell or (long and self.tensor_parallel == 4) else 0.8
+            return {**fp8, "max_num_batched_tokens": tokens, "free_gpu_memory_fraction": share}
+        if model.startswith("MiniMax"):
+            if self.gpu.startswith("H100"):
+                return {"gpu_memory_utilization": 0.9}
+            if blackwell:
+                step = {"max_num_batched_tokens": 2 * self.input_len, "gpu_memory_utilization": 0.9}
+                return {**fp8, **length, **step, "block_size": 32, "enable_prefix_caching": False}
+            step = {"max_num_batched_tokens": 32768, "max_num_seqs": 512, "gpu_memory_utilization": 0.95}
+            return {**fp8, **length, **step, "enable_prefix_caching": False}
+        seqs = 512 if blackwell else self.concurrency
+        step = {"max_num_batched_tokens": 8192, "max_num_seqs": seqs, "gpu_memory_utilization": 0.9}
+        same = fp8 if blackwell or model.startswith("Llama") else {}
+        return {**same, **length, **step, "enable_prefix_caching": False}
 
     @property
     def like(self) -> Like:
@@ -162,6 +215,36 @@ def table(rows: list[dict[str, object]], columns: tuple[str, ...]) -> Iterator[s
         yield f"| {' | '.join(cells)} |"
 
 
+def known_errors(rows: Iterable[dict[str, Any]]) -> dict[Like, Known]:
+    """What nine in ten runs that are alike stayed within, of kinds with enough runs, in whole percent."""
+    errors: dict[Like, list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        like = Like(*(str(row[name]) for name in Like._fields))
+        errors[like].append((abs(float(row["tpot"])), abs(float(row["ttft"]))))
+    return {
+        like: Known(len(pairs), *(_ninety(column) for column in zip(*pairs, strict=True)))
+        for like, pairs in sorted(errors.items())
+        if len(pairs) >= FEWEST
+    }
+
+
+def _ninety(errors: Iterable[float]) -> int:
+    """The least whole percent that nine in ten are within."""
+    ordered = sorted(errors)
+    return -int(-100 * ordered[-(-9 * len(ordered) // 10) - 1] // 1)
+
+
+def within(rows: Iterable[dict[str, Any]], known: dict[Like, Known]) -> dict[str, tuple[int, int]]:
+    """Of the runs of which an error is known, how many stayed within it, and how many there are."""
+    counts = {"tpot": (0, 0), "ttft": (0, 0)}
+    for row in rows:
+        band = known.get(Like(*(str(row[name]) for name in Like._fields)))
+        for name, (inside, all_runs) in counts.items() if band else ():
+            hit = abs(float(row[name])) <= getattr(band, name) / 100
+            counts[name] = inside + hit, all_runs + 1
+    return counts
+
+
 def main() -> None:
     """Prints the board."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -193,6 +276,14 @@ def main() -> None:
             writer.writerows({**row, **{name: f"{row[name]:.4f}" for name in FIGURES}} for row in rows)
     for columns in (("half",), ("half", "engine", "GPU"), ("half", "engine", "model"), ("half", "GPUs")):
         print("\n".join(table(rows, columns)), end="\n\n")
+    with OTHERS.open() as file:
+        known = known_errors([*csv.DictReader(file), *(row for row in rows if row["half"] == "teaching")])
+    for like, band in known.items():
+        print(
+            f"    Like({', '.join(map(repr, like))}): Known({', '.join(map(repr, band))}),".replace("'", '"')
+        )
+    for name, (inside, all_runs) in within((r for r in rows if r["half"] == "judging"), known).items():
+        print(f"{name}: {inside} of {all_runs} judging runs are within what is known of runs like them")
     for reason, count in refused.items():
         print(f"no forecast of {count} runs, {reason}")
 

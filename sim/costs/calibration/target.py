@@ -83,12 +83,13 @@ class Target:
             kv_cache_dtype=self.kv_cache_dtype,
             link_bytes_per_s=self._link_bytes_per_s,
         )
+        vllm = self.engine == "vllm"
         return MeasuredCosts(
             operations,
             host=HOST if self.host_time_factor is None else HOST.slower(self.host_time_factor),
             host_known=self.host_time_factor is not None,
             pipeline_depth=self.pipeline_depth,
-            graph_sizes=tuple(capture_sizes(self.max_num_seqs)),
+            graph_sizes=tuple(capture_sizes(self.max_num_seqs, self.model.model_type if vllm else "")),
             misfits=misfits,
             corrections=corrections,
         )

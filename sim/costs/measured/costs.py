@@ -21,10 +21,11 @@ from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.note import Note
 
 # The errors of mean TPOT, E2E and TTFT in two recorded runs of a model with sliding windows, in percent.
-WINDOWED_PERCENTS = {"tpot_percent": 51, "e2e_percent": 50, "ttft_percent": 39}
+WINDOWED_PERCENTS = {"tpot_percent": 32, "e2e_percent": 30, "ttft_percent": 26}
 _FS = 1e15  # femtoseconds in a second
 _TABLE = 16384  # token counts whose time is looked up
 _MOST_CHUNKS = 1 << 16
+_SUSTAINED = 2048  # rows; products of more were measured at a GPU's power limit
 # Mean contexts between which decode time is a line.
 _CONTEXTS = np.array([0, *(2**power - 1 for power in range(7, 18))], np.float64)
 
@@ -72,15 +73,19 @@ class MeasuredCosts(StepCosts):
         self._ungraphed_fs = round(exposed * host.ungraphed_layer * layers * _FS)
         sparse = model.moe.layers if model.moe else 0
         # The host launches nothing while it prepares a step with prompts, and the head runs after all layers.
-        self._launch_ns = round((host.launch_s(layers, sparse, gpus) + exposed * host.prompt_step) * 1e9)
+        launch_s = host.launch_s(operations.table.engine, layers, sparse, gpus)
+        self._launch_ns = round((launch_s + exposed * host.prompt_step) * 1e9)
         self._hot = host.hot
         self._busy = host.busy if pipeline_depth else 0.0
         self._host_step_ns = round(host.step_s(gpus) * 1e9)
-        self._host_request_ns = round(host.request_s(gpus) * 1e9)
+        self._host_request_ns = round(host.request_s(gpus, operations.kv_groups) * 1e9)
         self._row_times, self._head_times = operations.row_seconds(), operations.head_seconds()
         every = np.arange(_TABLE + 1)
         self._rows: list[int] = self._femtoseconds(self._padded(every), self._row_times)
+        self._reading: list[int] = self._femtoseconds(every, operations.reading_seconds())
         self._heads: list[int] = self._femtoseconds(every, self._head_times)
+        each = np.array(self._rows[_SUSTAINED:]) / every[_SUSTAINED:]
+        self._best_fs: list[float] = np.minimum.accumulate(each).tolist()
         self._lines: dict[int, ContextPieces] = {}
         self._corrected: dict[int, ContextPieces] = self._lines if corrections is None else {}
         self._chunks: dict[tuple[int, int], int] = {}
@@ -147,10 +152,12 @@ class MeasuredCosts(StepCosts):
         total = max(attention, span)
         rows = self._rows_fs(tokens)
         if after:
-            rows += round(rows * self._hot * min(after / tokens, 1.0))
+            total += round(rows * self._hot * min(after / tokens, 1.0))
         total += rows + self._heads_fs(n + len(prefill))
         # Lower clocks slow arithmetic down, but neither the reading of weights nor that of contexts.
-        total += round(max(total - read - self._rows[0], 0) * self._busy) + self._prompt_step_fs
+        read += self._reading[min(tokens, _TABLE)]
+        slower = round(max(total - read, 0) * self._busy)
+        total += max(slower - self._held_fs(tokens), 0) + self._prompt_step_fs
         if tokens > self._sizes_end:
             total += self._ungraphed_fs
         if self.corrections is not None:
@@ -223,6 +230,12 @@ class MeasuredCosts(StepCosts):
         if tokens <= _TABLE:
             return self._rows[tokens]
         return self._femtoseconds(np.array([tokens]), self._row_times)[0]
+
+    def _held_fs(self, tokens: int) -> int:
+        """What published times of so many rows hold of lower clocks: more than at the best rate of fewer."""
+        if tokens <= _SUSTAINED:
+            return 0
+        return self._rows_fs(tokens) - round(tokens * self._best_fs[min(tokens, _TABLE) - _SUSTAINED])
 
     def _heads_fs(self, rows: int) -> int:
         if rows <= _TABLE:

@@ -5,8 +5,12 @@ requests, each of another text, and choose about evenly: they touch the expected
 and take that share of the time with balanced routing. Many tokens are mostly prompts, whose tokens choose
 alike: they take the time with skewed routing. Between 512 and 1,024 tokens one passes into the other.
 
-A shape that was not measured takes the utilisation of the nearest: its time, times the ratio of what both
-take at the least (weights of the touched experts over bandwidth, or arithmetic over peak).
+A shape that was not measured takes the time of the nearest, times the ratio of both in another engine's
+measurements; where neither has both, times the ratio of what both take at the least (weights of the touched
+experts over bandwidth, or arithmetic over peak).
+
+TensorRT-LLM's FP8 experts on Blackwell were published with a kernel that it does not serve with: they take
+the least of all engines' times, for vLLM and SGLang have TensorRT-LLM's own there, through FlashInfer.
 """
 
 from __future__ import annotations
@@ -14,10 +18,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from pagecast.sim.costs.measured.grid import completed
+from pagecast.sim.costs.measured.grid import completed, extended
 from pagecast.sim.costs.measured.missing import NotMeasured
 from pagecast.sim.costs.measured.packing import Floats
 from pagecast.sim.costs.measured.tables import MeasuredTable
+from pagecast.sim.costs.measured.tables import table as find_table
 from pagecast.sim.machine.gpus import Gpu
 from pagecast.sim.machine.model_facts import WEIGHT_BITS, Moe
 
@@ -31,6 +36,11 @@ _KERNELS = {
     "nvfp4": ("nvfp4",),
     "mxfp4": ("w4a16_mxfp4", "w4a8_mxfp4_mxfp8"),
 }
+# TensorRT-LLM multiplies MXFP4 in 8 bits where a GPU can (Blackwell); vLLM and SGLang do so only if told.
+_TRTLLM_KERNELS = {**_KERNELS, "mxfp4": _KERNELS["mxfp4"][::-1]}
+_SHARED = "fp8_block"
+_OTHERS = {"vllm": (), "sglang": (), "trtllm": ("vllm", "sglang")}
+_BLACKWELL = ("B200", "B300", "GB200", "GB300")
 _FARTHEST = np.log(8.0)  # of the product of all sizes, to a measured shape
 
 
@@ -53,23 +63,46 @@ class ExpertTimes:
         if "moe" not in table:
             raise NotMeasured("mixtures of experts were not measured")
         self._family = table.family("moe")
+        self._trtllm = table.engine == "trtllm"
         self._gpu = gpu
         self.tokens = self._family.axes["tokens"]
+        self._others = [other for name in _OTHERS[table.engine] if (other := _lane(table.gpu, name, gpu))]
 
     def shape(self, hidden: int, moe: Moe, weight_dtype: str, tp: int, ep: int) -> ExpertShape:
         """The shape of a model's experts. Errors: NotMeasured for the dtype of its weights."""
         measured = {key[0] for key in self._family.keys}
-        for dtype in _KERNELS.get(weight_dtype, ()):
+        kernels = _TRTLLM_KERNELS if self._trtllm else _KERNELS
+        for dtype in kernels.get(weight_dtype, ()):
             if dtype in measured:
                 return ExpertShape(dtype, hidden, moe.intermediate, moe.active, moe.experts, tp, ep)
         raise NotMeasured(f"experts with {weight_dtype} weights were not measured")
 
     def seconds(self, shape: ExpertShape, weight_dtype: str) -> Floats:
         """Time of one layer's experts for each number of tokens in `tokens`. Errors: NotMeasured."""
-        if (*shape, SKEWED) in self._family.keys:
+        times = self._own(shape, weight_dtype)
+        if self._trtllm and shape.dtype == _SHARED and self._gpu.name in _BLACKWELL:
+            for other in self._others:
+                if other.has(shape):
+                    times = np.minimum(times, other.at(shape, self.tokens))
+        return times
+
+    def has(self, shape: ExpertShape) -> bool:
+        """Whether the shape was measured."""
+        return (*shape, SKEWED) in self._family.keys
+
+    def at(self, shape: ExpertShape, tokens: Floats) -> Floats:
+        """A measured shape's time at some numbers of tokens."""
+        return extended(tokens, self.tokens, self._measured(shape))
+
+    def _own(self, shape: ExpertShape, weight_dtype: str) -> Floats:
+        if self.has(shape):
             return self._measured(shape)
         near = self._nearest(shape)
-        return self._measured(near) * self._least(shape, weight_dtype) / self._least(near, weight_dtype)
+        times = self._measured(near)
+        for other in self._others:
+            if other.has(shape) and other.has(near):
+                return times * other.at(shape, self.tokens) / other.at(near, self.tokens)
+        return times * self._least(shape, weight_dtype) / self._least(near, weight_dtype)
 
     def _measured(self, shape: ExpertShape) -> Floats:
         """Time with the routing that so many tokens have."""
@@ -104,10 +137,20 @@ class ExpertTimes:
     def _least(self, shape: ExpertShape, weight_dtype: str) -> Floats:
         """The least time for each number of tokens: streaming touched experts, or the arithmetic."""
         matrix = 3.0 * shape.hidden * shape.inter / shape.tp
-        touched = touched_experts(shape.experts, shape.active, self.tokens) / shape.ep
-        stream = touched * matrix * WEIGHT_BITS[weight_dtype] / 8 / self._gpu.hbm_bytes_per_s
         rate = self._gpu.matmul_flops("fp8" if shape.dtype.startswith("fp8") else "bf16")
-        return np.maximum(stream, 2.0 * self.tokens * shape.active / shape.ep * matrix / rate)
+        arithmetic = 2.0 * self.tokens * shape.active / shape.ep * matrix / rate
+        return np.maximum(self.streaming(shape, weight_dtype, self.tokens), arithmetic)
+
+    def streaming(self, shape: ExpertShape, weight_dtype: str, tokens: Floats) -> Floats:
+        """Seconds to read the experts of one layer that so many tokens touch."""
+        touched = touched_experts(shape.experts, shape.active, tokens) / shape.ep
+        matrix_bytes = 3.0 * shape.hidden * shape.inter / shape.tp * WEIGHT_BITS[weight_dtype] / 8
+        return np.asarray(touched * matrix_bytes / self._gpu.hbm_bytes_per_s)
+
+
+def _lane(gpu_name: str, engine: str, gpu: Gpu) -> ExpertTimes | None:
+    table = find_table(gpu_name, engine)
+    return ExpertTimes(table, gpu) if table and "moe" in table else None
 
 
 def touched_experts(experts: int, active: int, tokens: Floats) -> Floats:

@@ -3,8 +3,8 @@
 Two traps of the source. Some times stand above those of more rows, which hold the work of fewer: a product
 takes at most as long as one of more rows. vLLM's products scaled by blocks were measured with the launches
 of Python, 60 to 280 us for any few rows: the same kernels are taken from SGLang's measurements, or
-TensorRT-LLM's. Of its other FP8 products, some hold launches as well: of the two engines' times the lesser
-counts.
+TensorRT-LLM's. Of its other FP8 products, some hold launches as well, and all of TensorRT-LLM's do (8 to
+12 us each): of the engines' times the least counts.
 """
 
 from __future__ import annotations
@@ -92,15 +92,18 @@ class Products:
 def _lanes(table: MeasuredTable) -> dict[str, tuple[OperationTimes, ...]]:
     """Where products in 8 bits are taken from, as far as it is not their own lane alone."""
     own = table.family("gemm")
-    if table.engine != "vllm":
-        return {}
     lanes: dict[str, tuple[OperationTimes, ...]] = {}
-    for engine in ("trtllm", "sglang"):
-        other = find_table(table.gpu, engine)
-        if other is not None and _shapes(other.family("gemm"), BLOCKS) >= _LEAST_SHAPES:
-            lanes[BLOCKS] = (other.family("gemm"),)
-        if engine == "sglang" and other is not None and _shapes(other.family("gemm"), FP8) >= _LEAST_SHAPES:
-            lanes[FP8] = (own, other.family("gemm"))
+    if table.engine == "sglang":
+        return lanes
+    for engine in ("trtllm", "sglang", "vllm"):
+        other = None if engine == table.engine else find_table(table.gpu, engine)
+        if other is None:
+            continue
+        products = other.family("gemm")
+        if table.engine == "vllm" and _shapes(products, BLOCKS) >= _LEAST_SHAPES:
+            lanes[BLOCKS] = (products,)
+        if engine != "trtllm" and _shapes(products, FP8) >= _LEAST_SHAPES:
+            lanes[FP8] = (*lanes.get(FP8, (own,)), products)
     return lanes
 
 
