@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.screen import show_block
+from pagecast.planner_app.wording.costs_name import costs_name
 from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from pagecast.planner_app.wording.quantities import counted
 from rich.table import Table
@@ -102,7 +103,8 @@ def show(result: CapacityPlan) -> None:
     scenario = result.scenario
     console.out.print(
         f"{result.trace}: {result.requests:,} requests on {scenario.model}, "
-        f"{scenario.tensor_parallel_size} x {scenario.gpu}, {scenario.profile.label}, costs {result.costs}",
+        f"{scenario.tensor_parallel_size} x {scenario.gpu}, {scenario.profile.label}, "
+        f"costs {costs_name(result.costs)}",
         soft_wrap=True,
     )
     if defaults := engine_defaults(scenario):

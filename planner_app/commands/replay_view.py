@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pagecast.planner_app import console
+from pagecast.planner_app.wording.costs_name import costs_name
 from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.planner_app.wording.quantities import counted, gpus_there, replicas_there, told_apart
@@ -24,7 +25,7 @@ def show(result: Result, out: Path | None, spread: Spread | None = None) -> None
         where = f"{scenario.tensor_parallel_size} x {scenario.gpu}"
     console.out.print(
         f"{result.trace}: {s['requests']:,} requests on {scenario.model}, {where}, "
-        f"{scenario.profile.label}, costs {s['costs']}",
+        f"{scenario.profile.label}, costs {costs_name(s['costs'])}",
         soft_wrap=True,
     )
     if defaults := engine_defaults(scenario):

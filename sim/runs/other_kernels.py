@@ -17,11 +17,16 @@ def other_kernels(calibration: Calibration, meta: dict[str, Any]) -> Note | None
     Our engine writes a digest of its kernels' code there (`kernels`). Other engines' kernels are known by the
     engine's version, as ours of earlier recordings.
     """
-    fitted = {_kernels(source) for source in calibration.provenance.get("runs", [])}
+    fitted = fitted_kernels(calibration)
     recorded = _kernels(meta)
     if fitted == {recorded}:
         return None
     return Note("other_kernels", fitted=", ".join(sorted(fitted)), recorded=recorded)
+
+
+def fitted_kernels(calibration: Calibration) -> set[str]:
+    """The kernels of the runs that a calibration was fitted to."""
+    return {_kernels(source) for source in calibration.provenance.get("runs", [])}
 
 
 def _kernels(meta: dict[str, Any]) -> str:
