@@ -69,7 +69,7 @@ def stopped_early_and_not(case):
     return (answers(plan(trace, scenario, each)) for each in asks)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(plans())
 def test_early_stops_change_no_answer(case):
     early, whole = stopped_early_and_not(case)
