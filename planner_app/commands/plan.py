@@ -100,6 +100,8 @@ def _plan_replica(work: Trace, scenario: Scenario, ask: PlanOptions, many: Many)
     from pagecast.planner_app.planner.execution.executor import executor
 
     total = steps(2 if ask.think_time is None else 3, ask.replicates)
+    if not ask.replicates and many == Many():
+        many = Many(workers=1)  # more would take as long to start as the few replays beside the highest rate
     with executor(many) as run, console.progress("replays", total) as update:
         return plan(work, scenario, ask, run=run, progress=update)
 
