@@ -9,7 +9,7 @@ COMPILED := $(filter-out %/__init__.py %/check.py %/check_tiers.py %/reference.p
 # Warnings are errors: a dead link ends the build.
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-.PHONY: help demo test test-slow lint docs bench compile format clean
+.PHONY: help demo test test-slow lint lint-code lint-docs docs bench compile format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -41,10 +41,15 @@ demo: $(VENV)/.base
 	@$(BIN)/pagecast replay traces/samples/chat.jsonl.gz --model Qwen/Qwen3-8B --gpu H200
 
 lint: $(VENV)/.dev
+	@$(MAKE) --no-print-directory -j 2 --output-sync=target lint-code lint-docs
+
+lint-code:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+lint-docs:
 	$(SITE)
 
 docs: $(VENV)/.dev
