@@ -272,6 +272,16 @@ class Step:
             if running.knows(request):
                 self._memory.publish(request, running.planned(request) + 1)
 
+    def publish_behind(self) -> None:
+        """Publishes what requests without a token in flight have filled, ahead of all turns.
+
+        Their last token became known with a commit, and no plan in flight will publish it.
+        """
+        running = self.running
+        for request in running.decoders.crossing(running.tick):
+            if running.knows(request):
+                self._memory.publish(request, running.planned(request))
+
     def decode(self, request: Request, *, begins: bool, fills: bool) -> None:
         """Takes a block for a decoding request whose token begins one, and publishes one that it fills."""
         running = self.running

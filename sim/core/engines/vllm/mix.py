@@ -62,6 +62,8 @@ class VllmMix:
         Where blocks do not suffice, those that begin or fill one are visited in turn (see `Step`).
         """
         chunked = step.running.chunked
+        if step.running.knows_ahead():
+            step.publish_behind()
         if not chunked and step.decode_all():
             return []
         if self.each_in_turn and chunked:
