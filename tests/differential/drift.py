@@ -40,7 +40,7 @@ from specifications import checksum
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "recorded"
-FIRST_VERSION = "0.24.0"  # its decisions are in files of their own, by seeds
+FIRST_VERSION = "0.24.0"  # its decisions are in files of their own, by seeds, but for the newer families
 INTERPRETER = "PAGECAST_VLLM_PYTHON"
 DIFFERENT, BAD_INPUT, NO_VLLM = 1, 2, 3
 
@@ -123,10 +123,9 @@ def parsed(text: str) -> tuple[str, Decisions | tuple[int, str]]:
 
 def kept(version: str, name: str, last: int) -> Iterator[Decisions]:
     """The recorded runs of a version and family."""
+    paths = [RECORDED / version / f"{name}.jsonl.xz"]
     if version == FIRST_VERSION:
-        paths = sorted(RECORDED.glob(f"{'seeds' if name == 'plain' else name}-[0-9]*.jsonl.xz"))
-    else:
-        paths = [RECORDED / version / f"{name}.jsonl.xz"]
+        paths += sorted(RECORDED.glob(f"{'seeds' if name == 'plain' else name}-[0-9]*.jsonl.xz"))
     for path in paths:
         if path.exists():
             yield from (run for run in read(path) if run.seed <= last)

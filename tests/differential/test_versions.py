@@ -1,4 +1,4 @@
-"""Every decision of vLLM 0.26 to 0.33, as recorded, and of the core with the rules of that version."""
+"""Every decision of vLLM 0.24 to 0.33, as recorded, and of the core with the rules of that version."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from decisions import Decisions
-from drift import RECORDED, difference_of, kept
+from drift import FIRST_VERSION, RECORDED, difference_of, kept
 from families import FAMILIES
 from pagecast.sim.core.engines.vllm.profile import VLLM, vllm
 from pagecast.sim.core.engines.vllm.versions import VERSIONS
@@ -17,6 +17,7 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.scheduler import Scheduler
 
 FEW = {"0.33.0": 3}  # seeds of a family and version in `make test`; of the other versions one
+OLD_AND_NEW = (FIRST_VERSION, "0.33.0")
 LAST = 10**9
 EQUAL = (
     "plain",
@@ -24,6 +25,7 @@ EQUAL = (
     "cancelled",
     "events",
     "hybrid",
+    "hybrid-cancelled",
     "hybrid-events",
     "hybrid-speculation",
     "speculation",
@@ -35,10 +37,27 @@ EQUAL = (
     "mixed-offloading",
     "mixed-stops",
     "disk",
+    "disk-events",
+    "offloading-events",
     "hybrid-disk",
     "mixed-disk",
     "failing",
     "unreadable",
+)
+# With settings of the scheduler, images and drafters in one group.
+SETTINGS = (
+    "tuned",
+    "tuned-cancelled",
+    "tuned-offloading",
+    "hybrid-tuned",
+    "mixed-tuned",
+    "queued",
+    "encoder",
+    "encoder-cancelled",
+    "encoder-speculation",
+    "encoder-tuned",
+    "hybrid-encoder",
+    "hybrid-drafter",
 )
 # See the README.
 NOT_EQUAL = {("0.26.0", "mixed-stops"), ("0.26.0", "mixed-disk")}  # not compared
@@ -46,7 +65,7 @@ DIFFERENT = {
     ("0.31.0", "mixed-offloading", 19),
     ("0.31.0", "hybrid-disk", 18),
     ("0.31.0", "mixed-disk", 0),
-    ("0.31.0", "unreadable", 17),
+    *(("0.33.0", "disk-events", seed) for seed in (8, 9, 13, 17, 18, 22, 24, 38)),
 }
 
 
@@ -56,11 +75,16 @@ def recorded(few: bool) -> list[object]:
     return [
         pytest.param(folder.name, name, run, id=f"{folder.name}-{name}-{run.seed}")
         for folder in folders
-        for name in EQUAL
+        for name in (EQUAL if folder.name != FIRST_VERSION else ()) + SETTINGS
         if (folder.name, name) not in NOT_EQUAL
         for number, run in enumerate(kept(folder.name, name, LAST))
-        if (number < FEW.get(folder.name, 1)) == few and (folder.name, name, run.seed) not in DIFFERENT
+        if (number < _few(folder.name, name)) == few and (folder.name, name, run.seed) not in DIFFERENT
     ]
+
+
+def _few(version: str, name: str) -> int:
+    """How many scenarios `make test` compares."""
+    return FEW.get(version, 1) if name in EQUAL else int(version in OLD_AND_NEW)
 
 
 @pytest.mark.parametrize(("version", "name", "run"), recorded(few=True))
