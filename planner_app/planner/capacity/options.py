@@ -28,8 +28,7 @@ class PlanOptions(Drawn, Target):
 
     `kinds` of load: by default concurrency and rate, and users where `think_time` is given. `explain`: find
     the limit that binds. `early_stops`: end replays as soon as their outcome is decided; the answer is the
-    same without. `thorough`: the highest rate by loads twice as long, each to its end, which nearly always
-    gives the same answer within a step.
+    same without. `thorough`: the highest rate by loads twice as long, each to its end.
     """
 
     think_time: float | None = Field(
