@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.engines.vllm.mix import VllmMix, enough_for_all
+from pagecast.sim.core.engines.vllm.tuned import Tuning
 from pagecast.sim.core.engines.vllm.versions import VllmRules
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.memory import Memory
@@ -25,8 +26,15 @@ from pagecast.sim.core.stretch.turns import due, publish_known, take_turn
 class VllmHybridMix(VllmMix):
     """Prompts and decodes share a step. It is made for one memory, the one that it is called with."""
 
-    def __init__(self, admission: Admission, victim: Victim, rules: VllmRules, memory: HybridMemory) -> None:
-        super().__init__(admission, victim, rules)
+    def __init__(
+        self,
+        admission: Admission,
+        victim: Victim,
+        rules: VllmRules,
+        memory: HybridMemory,
+        tuning: Tuning | None = None,
+    ) -> None:
+        super().__init__(admission, victim, rules, tuning)
         self._memory = memory
 
     def _serve_unvisited(self, step: Step, memory: Memory) -> list[Request]:
@@ -35,7 +43,7 @@ class VllmHybridMix(VllmMix):
         running = step.running
         hybrid.filled.clear()
         publish_known(running, hybrid)
-        if self.each_in_turn and running.chunked:
+        if running.chunked and self.tuning is not None:
             return step.all_in_turn()
         if _take_together(step, hybrid):
             return list(running.chunked)

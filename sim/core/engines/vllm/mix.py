@@ -9,6 +9,7 @@ Source: vllm/v1/core/sched/scheduler.py, `Scheduler.schedule` (0.24).
 from __future__ import annotations
 
 from pagecast.sim.core.decoders import admission_order
+from pagecast.sim.core.engines.vllm.tuned import TunedPass, Tuning
 from pagecast.sim.core.engines.vllm.versions import VllmRules
 from pagecast.sim.core.engines.vllm.waiting import WaitingPass
 from pagecast.sim.core.memory.memory import Memory
@@ -19,22 +20,32 @@ from pagecast.sim.core.step import Step
 
 
 class VllmMix:
-    """Prompts and decodes share a step (chunked prefill)."""
+    """Prompts and decodes share a step (chunked prefill).
 
-    each_in_turn = False  # where prompts are being computed, requests take tokens in admission order
+    `tuning`: the settings that most servers leave alone. With them, where prompts are being computed,
+    requests take tokens in admission order.
+    """
 
-    def __init__(self, admission: Admission, victim: Victim, rules: VllmRules) -> None:
+    def __init__(
+        self, admission: Admission, victim: Victim, rules: VllmRules, tuning: Tuning | None = None
+    ) -> None:
         self.admission = admission
         self.victim = victim
         self.rules = rules
+        self.tuning = tuning
         self._waiting: WaitingPass | None = None
 
     def fill(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Schedules the running requests, and waiting ones if nobody was preempted."""
+        tuning = self.tuning
+        if tuning is not None:
+            tuning.begin(step, queue)
         self._schedule_running(step, memory, queue)
         step.end_decodes()
         if not step.preempted:
             self._schedule_waiting(step, memory, queue)
+        if tuning is not None:
+            tuning.end(step, queue)
 
     # ---- running requests
 
@@ -46,6 +57,8 @@ class VllmMix:
                 continue  # preempted earlier in this pass, or left out
             if request in running.chunked:
                 scheduled = self._schedule_chunk(step, memory, queue, request)
+            elif step.in_turn:
+                scheduled = self._schedule_turn(step, memory, queue, request)
             else:
                 scheduled = self._schedule_decode(step, memory, queue, request)
             if scheduled or (self.rules.goes_on_after_own_preemption and request in step.preempted):
@@ -66,7 +79,7 @@ class VllmMix:
             step.publish_behind()
         if not chunked and step.decode_all():
             return []
-        if self.each_in_turn and chunked:
+        if chunked and self.tuning is not None:
             return step.all_in_turn()
         if step.drafting:
             return sorted(chunked, key=admission_order)
@@ -78,7 +91,8 @@ class VllmMix:
         return sorted([*decoding, *chunked], key=admission_order)
 
     def _schedule_chunk(self, step: Step, memory: Memory, queue: Queue, request: Request) -> bool:
-        tokens = self._next_chunk(step, request)
+        tuning = self.tuning
+        tokens = step.next_chunk(request) if tuning is None else tuning.next_chunk(step, request)
         if not tokens:
             return True
         memory.leave(request, step.read_from(request, request.computed_tokens))
@@ -86,11 +100,16 @@ class VllmMix:
         if not self._make_room(step, memory, queue, request, blocks):
             return False
         step.compute(request, tokens)
+        if tuning is not None:
+            tuning.note_chunk(step, request)
         return True
 
-    def _next_chunk(self, step: Step, request: Request) -> int:
-        """Tokens that a running request with chunks to come computes now."""
-        return step.next_chunk(request)
+    def _schedule_turn(self, step: Step, memory: Memory, queue: Queue, request: Request) -> bool:
+        """Lets a request decode where all take their tokens one by one."""
+        if step.left() <= 0 or not self._schedule_decode(step, memory, queue, request):
+            return False
+        step.turns += request.state is State.DECODE and request not in step.left_out
+        return True
 
     def _schedule_decode(self, step: Step, memory: Memory, queue: Queue, request: Request) -> bool:
         begins = request in step.crossing()
@@ -132,7 +151,9 @@ class VllmMix:
     def _schedule_waiting(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Admits waiting requests in order until the batch, the budget or the blocks are used up."""
         if self._waiting is None:
-            self._waiting = WaitingPass(step, memory, queue, self.admission, self.rules)
+            parts = (step, memory, queue, self.admission, self.rules)
+            tuning = self.tuning
+            self._waiting = WaitingPass(*parts) if tuning is None else TunedPass(*parts, tuning)
         self._waiting.run()
 
 

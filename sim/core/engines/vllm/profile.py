@@ -13,7 +13,7 @@ from pagecast.sim.core.engines.vllm.defaults import defaults
 from pagecast.sim.core.engines.vllm.hybrid import VllmHybridMix
 from pagecast.sim.core.engines.vllm.mix import VllmMix
 from pagecast.sim.core.engines.vllm.settings import VllmSettings
-from pagecast.sim.core.engines.vllm.tuned import Tuned, TunedHybridMix, TunedMix, Tuning, WithMargin
+from pagecast.sim.core.engines.vllm.tuned import Tuning, WithMargin
 from pagecast.sim.core.engines.vllm.versions import OLDEST, VERSIONS, VllmRules, rules_of
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventLog
@@ -75,25 +75,17 @@ class VllmProfile(Profile):
 
     def mix(self, limits: Limits) -> Mix:
         """The step for layers that all keep every token."""
-        if not self._is_tuned(limits):
-            return VllmMix(self.admission(limits), self.victim(limits), self.rules)
-        mix = TunedMix(self.admission(limits), self.victim(limits), self.rules)
-        mix.tuning = self._tuning(limits)
-        return mix
+        return VllmMix(self.admission(limits), self.victim(limits), self.rules, self._tuning(limits))
 
     def hybrid_mix(self, limits: Limits, memory: HybridMemory) -> Mix:
         """The step for layers that keep different tokens."""
-        if not self._is_tuned(limits):
-            return VllmHybridMix(self.admission(limits), self.victim(limits), self.rules, memory)
-        mix = TunedHybridMix(self.admission(limits), self.victim(limits), self.rules, memory)
-        mix.tuning = self._tuning(limits)
-        return mix
+        tuning = self._tuning(limits)
+        return VllmHybridMix(self.admission(limits), self.victim(limits), self.rules, memory, tuning)
 
-    def _is_tuned(self, limits: Limits) -> bool:
-        return limits.engine is not None and limits.engine != VllmSettings()
-
-    def _tuning(self, limits: Limits) -> Tuning:
+    def _tuning(self, limits: Limits) -> Tuning | None:
         settings = limits.settings(VllmSettings())
+        if settings == VllmSettings():
+            return None
         own = self.admission is whole_sequence
         if not own and (settings.watermark or not settings.scheduler_reserve_full_isl):
             raise BadInput(
@@ -161,10 +153,11 @@ class VllmProfile(Profile):
         """The parts of one replica's scheduler. Errors: BadInput as for `check`."""
         parts = self._parts(limits, log, drafter, numbered=numbered)
         settings = limits.settings(VllmSettings())
-        if settings.encoder_tokens is not None and isinstance(parts.mix, Tuned):
+        tuning = parts.mix.tuning if isinstance(parts.mix, VllmMix) else None
+        if settings.encoder_tokens is not None and tuning is not None:
             ahead = int(drafter is not None and drafter.recomputes_block)
             encoder = Encoder(settings.encoder_tokens, self.rules.encoder, parts.lifecycle.running, ahead)
-            parts.mix.tuning.encoder = parts.lifecycle.encoder = encoder
+            tuning.encoder = parts.lifecycle.encoder = encoder
         if settings.max_num_scheduled_tokens is not None:
             parts.step.bound(settings.max_num_scheduled_tokens)
         if settings.prefill_schedule_interval > 1 and self.rules.keeps_interval:

@@ -10,8 +10,6 @@ Source: vllm/v1/core/sched/scheduler.py, `Scheduler.schedule`, and kv_cache_mana
 from __future__ import annotations
 
 from pagecast.sim.core.encoder import Encoder
-from pagecast.sim.core.engines.vllm.hybrid import VllmHybridMix
-from pagecast.sim.core.engines.vllm.mix import VllmMix
 from pagecast.sim.core.engines.vllm.settings import VllmSettings
 from pagecast.sim.core.engines.vllm.versions import VllmRules
 from pagecast.sim.core.engines.vllm.waiting import WaitingPass
@@ -72,6 +70,24 @@ class Tuning:
         prompts = sum([request.state is State.PREFILL for request in running.chunked])
         return len(running.requests) > prompts
 
+    def next_chunk(self, step: Step, request: Request) -> int:
+        """Tokens that a running request with chunks to come computes now."""
+        if self.holds and request.state is State.PREFILL:
+            return 0
+        tokens = step.next_chunk(request)
+        if self.longest_chunk:
+            tokens = min(tokens, self.longest_chunk)
+        if request.items and self.encoder is not None:
+            tokens = self.encoder.fit(request, request.computed_tokens, tokens)
+        return tokens
+
+    def note_chunk(self, step: Step, request: Request) -> None:
+        """Takes note of a chunk of a running request."""
+        if step.computes(request):
+            self.computes |= request.state is State.PREFILL
+            if request.items and self.encoder is not None:
+                self.encoder.encode(request, step.number)
+
     def end(self, step: Step, queue: Queue) -> None:
         """Takes note of what a step computes."""
         if not self.holds and not step.preempted:
@@ -98,9 +114,7 @@ class TunedPass(WaitingPass):
         self.whole = tuning.settings.scheduler_reserve_full_isl
         self._checks_room |= not self.whole
 
-    @property
-    def margin(self) -> int:  # type: ignore[override]
-        """Blocks that an admission leaves free."""
+    def margin(self) -> int:
         return self._tuning.margin if self.step.running.requests else 0
 
     def _pass_over(self, request: Request, *, lasting: bool = False) -> bool:
@@ -140,7 +154,7 @@ class TunedPass(WaitingPass):
         room_tokens = self.step.with_lookahead(hit.tokens + tokens)
         memory = self.memory
         admits = self.admission.admits(self.step, memory, self.queue, request, hit)
-        if not admits or not memory.fits_now(request, hit, room_tokens, self.margin):
+        if not admits or not memory.fits_now(request, hit, room_tokens, self.margin()):
             encoder.release(request)
             self._refuse(request, hit)
             self.queue.blocked = False  # every attempt counts as a use of what is cached
@@ -155,62 +169,6 @@ class TunedPass(WaitingPass):
         super()._run(request, tokens, start)
         if request.items and self._tuning.encoder is not None:
             self._tuning.encoder.encode(request, self.step.number)
-
-
-class Tuned(VllmMix):
-    """What such settings change in the step of any model."""
-
-    each_in_turn = True
-    tuning: Tuning
-
-    def fill(self, step: Step, memory: Memory, queue: Queue) -> None:
-        """Schedules the running requests, and waiting ones if nobody was preempted."""
-        self.tuning.begin(step, queue)
-        super().fill(step, memory, queue)
-        self.tuning.end(step, queue)
-
-    def _schedule_chunk(self, step: Step, memory: Memory, queue: Queue, request: Request) -> bool:
-        scheduled = super()._schedule_chunk(step, memory, queue, request)
-        if step.computes(request):
-            tuning = self.tuning
-            tuning.computes |= request.state is State.PREFILL
-            if request.items and tuning.encoder is not None:
-                tuning.encoder.encode(request, step.number)
-        return scheduled
-
-    def _next_chunk(self, step: Step, request: Request) -> int:
-        tuning = self.tuning
-        if tuning.holds and request.state is State.PREFILL:
-            return 0
-        tokens = super()._next_chunk(step, request)
-        if tuning.longest_chunk:
-            tokens = min(tokens, tuning.longest_chunk)
-        if request.items and tuning.encoder is not None:
-            tokens = tuning.encoder.fit(request, request.computed_tokens, tokens)
-        return tokens
-
-    def _schedule_decode(self, step: Step, memory: Memory, queue: Queue, request: Request) -> bool:
-        if step.in_turn and step.left() <= 0:
-            return False
-        if not super()._schedule_decode(step, memory, queue, request):
-            return False
-        step.turns += request.state is State.DECODE and request not in step.left_out
-        return True
-
-    def _schedule_waiting(self, step: Step, memory: Memory, queue: Queue) -> None:
-        TunedPass(step, memory, queue, self.admission, self.rules, self.tuning).run()
-
-
-class TunedMix(Tuned, VllmMix):
-    """The step for layers that all keep every token."""
-
-
-class TunedHybridMix(Tuned, VllmHybridMix):
-    """The step for layers that keep different tokens."""
-
-    def _schedule_waiting(self, step: Step, memory: Memory, queue: Queue) -> None:
-        self._memory.refused_blocks = 0
-        super()._schedule_waiting(step, memory, queue)
 
 
 class WithMargin:

@@ -30,12 +30,9 @@ from pagecast.sim.core.tiers.offloading import Offloading
 class WaitingPass:
     """The way through the queue, until the batch, the budget or the blocks are used up.
 
-    One object serves all steps: `run` clears it. `margin`: blocks that an admission leaves free. `whole`: it
-    needs room for the whole known sequence.
+    One object serves all steps: `run` clears it. `whole`: an admission needs room for the whole known
+    sequence.
     """
-
-    margin = 0
-    whole = True
 
     def __init__(
         self, step: Step, memory: Memory, queue: Queue, admission: Admission, rules: VllmRules
@@ -45,6 +42,7 @@ class WaitingPass:
         self.queue = queue
         self.admission = admission
         self.rules = rules
+        self.whole = True
         self.offloading = step.offloading
         self.budget = 0
         self.aside: list[Request] = []
@@ -83,6 +81,10 @@ class WaitingPass:
             queue.gated = self._lasting
             if not self._lasting:
                 queue.passed_over = len(running) < most
+
+    def margin(self) -> int:
+        """Blocks that an admission leaves free."""
+        return 0
 
     def _takes(self, request: Request) -> bool:
         """Admits a request or passes it over. False: it can't be admitted now, nor can those behind it."""
@@ -129,7 +131,7 @@ class WaitingPass:
         refused = whole if step.limits.groups else hit
         if not self.admission.admits(step, self.memory, self.queue, request, whole):
             return self._refuse(request, refused)
-        reserved = self._reserved_blocks(offloading) + self.margin
+        reserved = self._reserved_blocks(offloading) + self.margin()
         if not self.memory.fits_now(request, whole, room_tokens, reserved):
             return self._refuse(request, refused)
         step.load(request, hit, external, room_tokens)
@@ -160,7 +162,7 @@ class WaitingPass:
         if not tokens:
             return False
         room_tokens = step.with_lookahead(done + tokens)
-        if self._checks_room and not self.memory.fits_now(request, hit, room_tokens, self.margin):
+        if self._checks_room and not self.memory.fits_now(request, hit, room_tokens, self.margin()):
             return self._refuse(request, hit)
         step.admit(request, hit, start.tokens)
         self._run(request, tokens, start)
@@ -175,7 +177,7 @@ class WaitingPass:
         step, memory = self.step, offloading.memory
         limit = step.limits.max_model_len
         known_tokens = request.known_tokens if limit is None else min(request.known_tokens, limit)
-        free_blocks = memory.free_blocks - self.margin
+        free_blocks = memory.free_blocks - self.margin()
         if self.whole and memory.still_needed(request, known_tokens) > free_blocks:
             return self._wait()
         memory.leave(request, request.computed_tokens)
@@ -184,7 +186,7 @@ class WaitingPass:
         if not tokens:
             self.queue.passed_over = True
             return False
-        if memory.missing(request, step.with_lookahead(done + tokens)) > memory.free_blocks - self.margin:
+        if memory.missing(request, step.with_lookahead(done + tokens)) > memory.free_blocks - self.margin():
             return self._wait()
         step.admit_loaded(request)
         self._run(request, tokens, NO_START)
