@@ -4,7 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Errors are shown, warnings are not: an index that lists local folders makes pages of them.
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
-COMPILED := $(filter-out %/__init__.py %/check.py %/check_tiers.py %/reference.py %/invariant.py %/errors.py,$(wildcard sim/core/*.py sim/core/*/*.py sim/core/*/*/*.py)) sim/costs/batch.py sim/costs/decode_line.py
+# Settings stay interpreted: compiled frozen dataclasses can't be sent to other processes (pickle sets fields).
+INTERPRETED := __init__ check check_tiers reference invariant errors settings cache_policy preemption retention \
+	tenants tier_spec
+COMPILED := $(filter-out $(addprefix %/,$(addsuffix .py,$(INTERPRETED))),$(wildcard sim/core/*.py sim/core/*/*.py sim/core/*/*/*.py)) \
+	sim/costs/batch.py sim/costs/decode_line.py
 
 # Warnings are errors: a dead link ends the build.
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
