@@ -60,12 +60,11 @@ docs: $(VENV)/.dev
 	@$(SITE)
 	@echo "the site is in build/site"
 
-# Eight minutes on two idle cores are the goal. It says what it took, and does not fail by it. Two workers share a
-# core, for many tests wait for a server or another process.
+# Eight minutes on two idle cores are the goal. It says what it took, and does not fail by it.
 test: $(VENV)/.dev
 	@begun=$$(date +%s); \
 	$(MAKE) --no-print-directory lint && \
-	$(BIN)/python -m pytest -n 4 --dist worksteal -m "not slow" tests; \
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests; \
 	code=$$?; took=$$(( $$(date +%s) - begun )); \
 	echo "lint and tests took $$(( took / 60 )) min $$(( took % 60 )) s (goal: 8 min on two idle cores)"; exit $$code
 
