@@ -118,7 +118,7 @@ class Uncertainty:
 
 
 def uncertainty(costs: StepCosts) -> Uncertainty:
-    """What `draw` draws from, without single coefficients and steps."""
+    """The distribution that `draw` draws from, without single coefficients and steps."""
     if isinstance(costs, CalibratedCosts):
         noise = costs.calibration.noise
         apart = noise.kind_sd, noise.kind_freedom
@@ -127,23 +127,13 @@ def uncertainty(costs: StepCosts) -> Uncertainty:
         spread = costs.spread
         apart = spread.prompt_sd, spread.prompt_freedom
         return Uncertainty((spread.sd, spread.freedom), apart, PROMPT_SHARE)
-    sd = CORRECTED_SD if isinstance(costs, MeasuredCosts | CorrectedCosts) else UNFITTED_SD
+    sd = CORRECTED_SD if isinstance(costs, MeasuredCosts | CorrectedCosts) else _unfitted_sd(costs)
     return Uncertainty((sd, math.inf), (sd, math.inf), PROMPT_SHARE)
 
 
 def half_width_percent(costs: StepCosts) -> float:
     """Half the width of the 90% interval of step times, in percent: how far the draws' levels lie apart."""
-    if isinstance(costs, CalibratedCosts):
-        noise = costs.calibration.noise
-        sd, freedom = noise.total_sd, noise.freedom
-    elif isinstance(costs, MeasuredCosts):
-        sd, freedom = costs.spread.sd, costs.spread.freedom
-        if costs.corrections is not None:
-            sd, freedom = CORRECTED_SD, math.inf
-    elif isinstance(costs, CorrectedCosts):
-        sd, freedom = CORRECTED_SD, math.inf
-    else:
-        sd, freedom = _unfitted_sd(costs), math.inf
+    sd, freedom = uncertainty(costs).level
     return 100 * math.sinh(sd * _heavy(0.95, freedom))
 
 
