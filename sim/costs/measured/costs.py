@@ -82,7 +82,7 @@ class MeasuredCosts(StepCosts):
         self._row_times, self._head_times = operations.row_seconds(), operations.head_seconds()
         every = np.arange(_TABLE + 1)
         self._rows: list[int] = self._femtoseconds(self._padded(every), self._row_times)
-        self._reading: list[int] = self._femtoseconds(every, operations.reading_seconds())
+        self._reading: list[int] = self._femtoseconds(every, operations.reading_seconds(self._row_times))
         self._heads: list[int] = self._femtoseconds(every, self._head_times)
         each = np.array(self._rows[_SUSTAINED:]) / every[_SUSTAINED:]
         self._best_fs: list[float] = np.minimum.accumulate(each).tolist()
@@ -232,7 +232,7 @@ class MeasuredCosts(StepCosts):
         return self._femtoseconds(np.array([tokens]), self._row_times)[0]
 
     def _held_fs(self, tokens: int) -> int:
-        """What published times of so many rows hold of lower clocks: more than at the best rate of fewer."""
+        """The part of published times of so many rows that lower clocks cause."""
         if tokens <= _SUSTAINED:
             return 0
         return self._rows_fs(tokens) - round(tokens * self._best_fs[min(tokens, _TABLE) - _SUSTAINED])

@@ -165,16 +165,15 @@ class Operations:
             total += self.model.layers * self.latent.row_seconds(self.rows)
         return np.asarray(total)
 
-    def reading_seconds(self) -> Floats:
+    def reading_seconds(self, row_times: Floats) -> Floats:
         """Of `row_seconds`, what reads weights: all of one row, and the experts that more rows touch."""
-        times = self.row_seconds()
-        read = np.full(len(times), times[0])
+        read = np.full(len(row_times), row_times[0])
         if self.model.moe:
             experts = ExpertTimes(self.table, self.gpu)
             shape = self._expert_shape(experts)
             each = experts.streaming(shape, self.model.weight_dtype, self.rows * self.dp)
             read += self.model.moe.layers * (each - each[0])
-        return np.asarray(np.minimum(read, times))
+        return np.asarray(np.minimum(read, row_times))
 
     def head_seconds(self) -> Floats:
         """The head and sampling for each number of emitting rows in `rows`."""
