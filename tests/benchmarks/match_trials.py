@@ -25,7 +25,6 @@ from pathlib import Path
 
 import numpy as np
 from pagecast.planner_app.cli import run
-from pagecast.planner_app.server.metrics import Histogram
 from pagecast.sim.costs.calibration.draw import draw
 from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.fitting.explain import Setup, warmed
@@ -35,6 +34,10 @@ from pagecast.sim.runs.bench_results import BenchResults
 from pagecast.sim.runs.client_share import CLIENT_SHARE
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.load import Load
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "sim" / "runs"))
+
+from metrics_text import metrics_text
 
 KINDS = ("host", "chunk", "warm", "blocks")
 MODELS = (
@@ -46,12 +49,11 @@ MODELS = (
 )
 LEAST = math.log(1.1)  # what a cause must move to be one
 _STEP_TOKENS = (512, 1024, 2048, 4096, 16384)
-_LENGTHS = (*(digit * 10**power for power in range(5) for digit in (1, 2, 5)), 100_000)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What was put in, and the files' contents."""
+    """The cause that was put in, and the files' contents."""
 
     kind: str
     words: str
@@ -180,29 +182,15 @@ def log(made: Trial) -> str:
 
 
 def metrics(made: Trial) -> str:
-    """What `/metrics` has counted of the requests that were measured."""
+    """The counters of `/metrics` for the requests that were measured."""
     t = made.result.requests[-made.count :]
-    text = 'vllm:num_requests_running{engine="0",model_name="m"} 0\n'
-    values = {
-        "time_to_first_token_seconds": t["ttft_s"],
-        "e2e_request_latency_seconds": t["e2e_s"],
-        "request_prompt_tokens": t["input_tokens"],
-        "request_generation_tokens": t["output_tokens"],
-    }
-    for name, column in values.items():
-        histogram = Histogram(f"vllm:{name}", "x", _LENGTHS)
-        for value in column.tolist():
-            histogram.observe(value)
-        for sample in histogram.family({}).samples:
-            labels = ",".join(f'{key}="{value}"' for key, value in sample.labels.items())
-            text += f"{sample.name}{{{labels}}} {sample.value}\n"
-    queries, hits = t["input_tokens"].sum(), t["cached_tokens"].clip(lower=0).sum()
-    text += f"vllm:num_preemptions_total {t['preemptions'].sum()}\n"
-    return f"{text}vllm:prefix_cache_queries_total {queries}\nvllm:prefix_cache_hits_total {hits}\n"
+    columns = {name: t[name] for name in ("ttft_s", "e2e_s", "input_tokens", "output_tokens")}
+    text = metrics_text(columns, t["cached_tokens"].clip(lower=0).sum())
+    return f"{text}vllm:num_preemptions_total {t['preemptions'].sum()}\n"
 
 
 def matched(made: Trial, folder: Path, results_only: bool) -> dict:
-    """What `match` says of a trial's files."""
+    """The answer of `match` for a trial's files."""
     os.environ["PAGECAST_CALIBRATIONS"] = str(folder / "own")
     for file, text in (("run.json", results), ("vllm.log", log), ("end.prom", metrics)):
         (folder / file).write_text(text(made))

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from metrics_text import metrics_text
 from pagecast.planner_app.cli import run
-from pagecast.planner_app.server.metrics import Histogram
 from pagecast.sim.runs.recorded import RecordedRun
 
 RUNS = Path("groundtruth")
 H200, H100 = "vllm-0.24.0-h200-qwen3-8b", "vllm-0.24.0-h100-unfitted"
 MODELS = {4096: "Qwen/Qwen3-8B", 5120: "Qwen/Qwen3-14B"}  # by hidden size
-LENGTHS = (*(digit * 10**power for power in range(5) for digit in (1, 2, 5)), 100_000)
 
 
 def results(recorded: RecordedRun) -> str:
@@ -64,22 +63,13 @@ def log(recorded: RecordedRun) -> str:
 def metrics(recorded: RecordedRun) -> str:
     """What /metrics of a new server says after the run."""
     t = recorded.requests
-    text = 'vllm:num_requests_running{engine="0",model_name="m"} 0\n'
-    values = {
-        "time_to_first_token_seconds": t["first_token_s"] - t["arrival_s"],
-        "e2e_request_latency_seconds": t["finish_s"] - t["arrival_s"],
-        "request_prompt_tokens": t["input_tokens"],
-        "request_generation_tokens": t["tokens_out"],
+    columns = {
+        "ttft_s": t["first_token_s"] - t["arrival_s"],
+        "e2e_s": t["finish_s"] - t["arrival_s"],
+        "input_tokens": t["input_tokens"],
+        "output_tokens": t["tokens_out"],
     }
-    for name, column in values.items():
-        histogram = Histogram(f"vllm:{name}", "x", LENGTHS)
-        for value in column.tolist():
-            histogram.observe(value)
-        for sample in histogram.family({}).samples:
-            labels = ",".join(f'{key}="{value}"' for key, value in sample.labels.items())
-            text += f"{sample.name}{{{labels}}} {sample.value}\n"
-    queries, hits = t["input_tokens"].sum(), t["cached_tokens"].sum()
-    return f"{text}vllm:prefix_cache_queries_total {queries}\nvllm:prefix_cache_hits_total {hits}\n"
+    return metrics_text(columns, t["cached_tokens"].sum())
 
 
 # What is allowed in the mean of each latency, in percent: what `validate` has of these runs, and of TTFT near
