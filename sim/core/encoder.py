@@ -22,7 +22,7 @@ Item = tuple[str, int]
 
 @dataclass(frozen=True)
 class EncoderRules:
-    """What versions do otherwise.
+    """Differences between versions.
 
     `encodes_ahead`: an item that begins right after a chunk is encoded with it, where a drafter reads that
     token. `holds_repeats`: an item that a prompt has several times is held until the last of them is passed.

@@ -43,7 +43,7 @@ _CHOSEN_PERCENT = (
 
 
 def unchecked_percent(model: ModelFacts) -> int:
-    """What to allow for in step times, in percent, where nothing like them was recorded."""
+    """The error to allow for in step times, in percent, where nothing like them was recorded."""
     return _CHOSEN_PERCENT if model.recurrent or model.attention.indexer else UNCHECKED_PERCENT
 
 

@@ -74,7 +74,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Fact:
-    """What a log or metrics tell of the server: a cause, its words, and `stated`, the set-up without it."""
+    """A cause that a log or metrics tell of the server: its words, and `stated`, the set-up without it."""
 
     cause: str
     size: float
@@ -182,7 +182,7 @@ def explain(
 def _told(
     facts: Sequence[Fact], base: Setup, start: float, measure: _Measure
 ) -> tuple[tuple[Explanation, ...], float]:
-    """What each fact leaves of the difference, and the difference without any."""
+    """The difference that each fact leaves, and the difference without any."""
     if not facts:
         return (), start
     alone = len(facts) == 1
@@ -238,7 +238,7 @@ def _closest(cause: _Cause, size: float, base: Setup, measure: _Measure) -> tupl
 
 @dataclass(frozen=True)
 class _Prior:
-    """What costs may be: moves of all steps, and of those with prompts apart from the others (logarithms)."""
+    """Likely moves of costs: of all steps, and of those with prompts apart from the others (logarithms)."""
 
     sd: Floats
     freedom: Floats

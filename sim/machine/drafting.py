@@ -1,4 +1,4 @@
-"""What a model keeps on a GPU beside its decoder where requests speculate: draft layers, or a draft model.
+"""Drafting memory: draft layers or a draft model that a GPU holds beside the decoder.
 
 A checkpoint's draft layers (multi-token prediction, MTP) are decoder layers that join the last hidden state
 with the next token's embedding. An engine loads all of them, whatever the number of draft tokens.

@@ -258,7 +258,7 @@ def hbm_budget(model: ModelFacts, gpu: Gpu, options: BudgetOptions | None = None
 
 
 def _latent_dtype_notes(model: ModelFacts, gpu: Gpu, kv_cache_dtype: str) -> list[str]:
-    """What vLLM 0.33 makes of the KV dtype of sparse latent attention by itself, in this GPU's kernels."""
+    """The KV dtype that vLLM 0.33 chooses by itself for sparse latent attention, by this GPU's kernels."""
     fp8_here = model.model_type in _FP8_BY_ITSELF and gpu.data_center_blackwell
     if fp8_here and kv_cache_dtype == "auto" and model.kv_element_bytes(kv_cache_dtype) == 2:
         return ["on this GPU vLLM keeps this model's KV in fp8 unless told otherwise: give kv_cache_dtype"]

@@ -366,7 +366,7 @@ class Scenario:
         return budget
 
     def budget_options(self, **more: Any) -> BudgetOptions:
-        """What the budget depends on beside model and GPU; `more` as for `budget`."""
+        """The options of the budget beside model and GPU; `more` as for `budget`."""
         from pagecast.sim.machine.memory import BudgetOptions
 
         return BudgetOptions.of(

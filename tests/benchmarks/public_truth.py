@@ -91,7 +91,7 @@ class Run:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """What the published script gives the engine, by the scenario's names."""
+        """The options that the published script gives the engine, by the scenario's names."""
         model, blackwell = self.model.rsplit("/", 1)[1], self.gpu.startswith("B")
         fp8 = {"kv_cache_dtype": "fp8"}
         long = self.input_len > 1024
@@ -216,7 +216,7 @@ def table(rows: list[dict[str, object]], columns: tuple[str, ...]) -> Iterator[s
 
 
 def known_errors(rows: Iterable[dict[str, Any]]) -> dict[Like, Known]:
-    """What nine in ten runs that are alike stayed within, of kinds with enough runs, in whole percent."""
+    """The error that nine in ten like runs stayed within, for kinds with enough runs, in whole percent."""
     errors: dict[Like, list[tuple[float, float]]] = defaultdict(list)
     for row in rows:
         like = Like(*(str(row[name]) for name in Like._fields))

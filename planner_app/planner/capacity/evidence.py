@@ -73,7 +73,7 @@ Tell = Callable[[int], None]  # called with replays done, about
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What stands beside an answer: the limit that binds, and the answers of draws in the same unit."""
+    """Evidence of an answer: the limit that binds, and the answers of draws in the same unit."""
 
     binding: Binding | None = None
     draws: tuple[float, ...] = ()
@@ -143,7 +143,7 @@ class Study:
         self._do(self._presses("rate"))
 
     def evidence(self, kind: LoadKind) -> Evidence:
-        """What is known beside the answer of a kind of load."""
+        """Evidence found so far of the answer for a kind of load."""
         if not self._crosses(kind):
             return Evidence()
         answer = self.points[kind].at

@@ -1,4 +1,4 @@
-"""What is loaded and kept where requests speculate: draft layers, draft models, states."""
+"""Memory of requests that speculate: draft layers, draft models, states."""
 
 import json
 from dataclasses import replace
