@@ -123,9 +123,10 @@ def write(path: Path, runs: Iterable[Decisions]) -> None:
 
 
 def read(path: Path) -> Iterator[Decisions]:
-    """The runs of a file."""
-    for line in lzma.decompress(path.read_bytes()).splitlines():
-        yield _unpacked(json.loads(line))
+    """The runs of a file, unpacked one by one: many are asked for the first only."""
+    with lzma.open(path, "rt") as lines:
+        for line in lines:
+            yield _unpacked(json.loads(line))
 
 
 def to_line(run: Decisions) -> str:
