@@ -509,7 +509,7 @@ class Lifecycle:
         total = request.prompt_tokens + request.output_tokens
         if self.drafter is None:
             self.memory.publish(request, total - 1)
-        self._leave(request)
+        self._take_out(request)
         request.known_tokens = total
         self._end(request, State.FINISHED, EventKind.FINISHED, now)
 
@@ -534,12 +534,12 @@ class Lifecycle:
             elif self.drafter is None and request.state is not State.PREFILL:
                 self._publish_turns(request, computed, had_turn=False)
         request.output_tokens = max(self._emitted(request), 0)
-        self._leave(request)
+        self._take_out(request)
         self._end(request, State.CANCELLED, EventKind.CANCELLED, now, computed)
 
     def reject(self, request: Request, now: int) -> None:
         """Ends a request that waits and can never be admitted."""
-        self._leave(request)
+        self._take_out(request)
         self._end(request, State.REJECTED, EventKind.REJECTED, now, 0)
 
     def _emitted(self, request: Request) -> int:
@@ -567,7 +567,7 @@ class Lifecycle:
         live = dict.fromkeys(self.requests[id] for id in ids if id in self.requests)
         return sorted(live, key=admission_order)
 
-    def _leave(self, request: Request) -> None:
+    def _take_out(self, request: Request) -> None:
         """Takes a request out of running set or queue; its blocks are not touched."""
         running = self.running
         if request not in running.requests:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from pagecast.sim.core.request import Request
-from pagecast.sim.core.swap_space import Swap
+from pagecast.sim.core.swap_space import SwapCopy
 
 DECODE_TOKENS = 1
 
@@ -91,7 +91,7 @@ class StepPlan(NamedTuple):
     loads: tuple[Transfer, ...] = ()
     stores: tuple[Transfer, ...] = ()
     flushed: tuple[int, ...] = ()
-    swaps: tuple[Swap, ...] = ()
+    swaps: tuple[SwapCopy, ...] = ()
 
     @property
     def computes(self) -> bool:

@@ -17,10 +17,10 @@ from pagecast.sim.core.plan import Chunk, StepPlan, Transfer, counts_as_decode
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.running import Running
-from pagecast.sim.core.swap_space import Swap
+from pagecast.sim.core.swap_space import SwapCopy
 from pagecast.sim.core.tiers.offloading import Offloading
 
-Moved = tuple[tuple[Transfer, ...], tuple[Transfer, ...], tuple[int, ...], tuple[Swap, ...]]
+Moved = tuple[tuple[Transfer, ...], tuple[Transfer, ...], tuple[int, ...], tuple[SwapCopy, ...]]
 """The parts of a plan that move blocks: loads, stores, stores that must be done before, and swaps."""
 
 NOTHING_MOVED: Moved = ((), (), (), ())

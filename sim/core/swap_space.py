@@ -1,4 +1,4 @@
-"""Swap space: host memory for the KV of preempted requests."""
+"""SwapCopy space: host memory for the KV of preempted requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pagecast.sim.core.request import Request
 
 
-class Swap(NamedTuple):
+class SwapCopy(NamedTuple):
     """The KV of `tokens` tokens that moves to host memory (`out`) or back before a step."""
 
     request: Request
@@ -21,7 +21,7 @@ class SwapSpace:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.free_blocks = num_blocks
         self.num_blocks = num_blocks
-        self.swaps: list[Swap] = []  # since the last plan
+        self.swaps: list[SwapCopy] = []  # since the last plan
         self.out_tokens = 0
         self.in_tokens = 0
         self._block_size = block_size
@@ -34,12 +34,12 @@ class SwapSpace:
         self.free_blocks -= blocks
         request.swapped_tokens = tokens
         self.out_tokens += tokens
-        self.swaps.append(Swap(request, tokens, out=True))
+        self.swaps.append(SwapCopy(request, tokens, out=True))
 
     def bring_back(self, request: Request, tokens: int) -> None:
         """Brings the last `tokens` tokens back; the others were still cached."""
         self.in_tokens += tokens
-        self.swaps.append(Swap(request, tokens, out=False))
+        self.swaps.append(SwapCopy(request, tokens, out=False))
         self.drop(request)
 
     def drop(self, request: Request) -> None:
@@ -47,7 +47,7 @@ class SwapSpace:
         self.free_blocks += -(-request.swapped_tokens // self._block_size)
         request.swapped_tokens = 0
 
-    def take_swaps(self) -> tuple[Swap, ...]:
+    def take_swaps(self) -> tuple[SwapCopy, ...]:
         """Returns the copies since the last call, and forgets them."""
         swaps, self.swaps = tuple(self.swaps), []
         return swaps

@@ -105,7 +105,9 @@ def test_every_decision_is_that_of_the_version(version: str, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("version", "name"), families())
 def test_every_further_decision_is_that_of_the_version(version: str, name: str) -> None:
-    found = {run.seed: difference_of(run, FAMILIES[name], version) for run in recorded(version, name, few=False)}
+    found = {
+        run.seed: difference_of(run, FAMILIES[name], version) for run in recorded(version, name, few=False)
+    }
     assert {seed: difference for seed, difference in found.items() if difference} == {}
 
 

@@ -10,7 +10,7 @@ from pagecast.sim.core.tiers.content import ContentNames
 from pagecast.sim.core.tiers.host_blocks import HostBlocks
 from pagecast.sim.core.tiers.offload_rules import OffloadRules
 from pagecast.sim.core.tiers.offloaded_group import OffloadedGroup
-from pagecast.sim.core.tiers.progress import Progress
+from pagecast.sim.core.tiers.progress import OffloadProgress
 
 
 class OffloadLookup:
@@ -32,7 +32,7 @@ class OffloadLookup:
         # Full attention is looked up first, then windows.
         self._order = [group for group in groups if not group.window] + self.windows
 
-    def extend(self, progress: Progress, request: Request, known_tokens: int) -> bool:
+    def extend(self, progress: OffloadProgress, request: Request, known_tokens: int) -> bool:
         """Names the blocks of the first tokens. Returns whether nobody has asked for one of them before."""
         new = True
         keys = request.keys
@@ -50,7 +50,7 @@ class OffloadLookup:
                 new = False
         return new
 
-    def touch(self, progress: Progress) -> None:
+    def touch(self, progress: OffloadProgress) -> None:
         """Makes the blocks that a request was told of, or stores, the last to give way."""
         if self._rules.by_request:
             return
@@ -60,7 +60,7 @@ class OffloadLookup:
         for group, names, hits in zip(self._groups, progress.names, progress.hits, strict=True):
             self._host.touch(names[max(0, hits - group.window) :] if group.window else names)
 
-    def tokens(self, progress: Progress, request: Request, local: int) -> int | None:
+    def tokens(self, progress: OffloadProgress, request: Request, local: int) -> int | None:
         """Tokens that can be loaded beyond the prefix hit of `local`; None: ask again later."""
         new = self.extend(progress, request, request.known_tokens)
         progress.local = local
@@ -72,7 +72,7 @@ class OffloadLookup:
         self.touch(progress)
         return tokens
 
-    def _plain_tokens(self, progress: Progress, request: Request, *, new: bool) -> int | None:
+    def _plain_tokens(self, progress: OffloadProgress, request: Request, *, new: bool) -> int | None:
         """Those of the blocks that follow the prefix hit and are stored, as far as they are in a row.
 
         `new`: nobody has asked for one of its blocks before.
@@ -104,7 +104,7 @@ class OffloadLookup:
             return None
         return tokens
 
-    def _group_tokens(self, progress: Progress, request: Request) -> int | None:
+    def _group_tokens(self, progress: OffloadProgress, request: Request) -> int | None:
         """The same for several groups: each may shorten what can be loaded, until all agree.
 
         The last token is left to compute where there are windows. A group whose hits leave out their last
@@ -163,7 +163,7 @@ class OffloadLookup:
             return None
         return hit
 
-    def _waits_for_another(self, progress: Progress, local: int, hit: int) -> bool:
+    def _waits_for_another(self, progress: OffloadProgress, local: int, hit: int) -> bool:
         """Whether another request is loading blocks of this hit."""
         if not self.being_loaded:
             return False

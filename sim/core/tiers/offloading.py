@@ -28,7 +28,7 @@ from pagecast.sim.core.tiers.host_blocks import HostBlocks
 from pagecast.sim.core.tiers.offload_lookup import OffloadLookup
 from pagecast.sim.core.tiers.offload_rules import OffloadRules
 from pagecast.sim.core.tiers.offloaded_group import OffloadedGroup, offloaded_groups
-from pagecast.sim.core.tiers.progress import Progress, TransferJob
+from pagecast.sim.core.tiers.progress import OffloadProgress, TransferJob
 from pagecast.sim.core.tiers.request_access import RequestAccess
 from pagecast.sim.core.tiers.watched_blocks import WatchedBlocks
 
@@ -81,7 +81,7 @@ class Offloading:
         self._running = running
         self._log = log
         self._caching = limits.caching
-        self._progress: dict[Request, Progress] = {}
+        self._progress: dict[Request, OffloadProgress] = {}
         self._numbers = 0
         self._abandoned: set[Request] = set()  # ended while it was loading: its blocks are given back later
         self._arrived: set[Request] = set()  # their loads have ended; nobody took note of it yet
@@ -112,9 +112,9 @@ class Offloading:
     def _make_host(self, spec: HostTierSpec) -> HostBlocks:
         return HostBlocks(spec.blocks, spec.policy.eviction_policy, spec.policy.store_threshold, self.rules)
 
-    def _make_progress(self, request: Request) -> Progress:
+    def _make_progress(self, request: Request) -> OffloadProgress:
         access = RequestAccess() if self.rules.by_request else None
-        progress = self._progress[request] = Progress(len(self.groups), access)
+        progress = self._progress[request] = OffloadProgress(len(self.groups), access)
         return progress
 
     # ---- quiet time
@@ -193,7 +193,13 @@ class Offloading:
         return Transfer(job.number, request, tuple(blocks), tuple(places))
 
     def _begin(
-        self, request: Request, progress: Progress, names: list[int], blocks: Sequence[int], *, is_store: bool
+        self,
+        request: Request,
+        progress: OffloadProgress,
+        names: list[int],
+        blocks: Sequence[int],
+        *,
+        is_store: bool,
     ) -> TransferJob:
         number = self._numbers
         job = self.jobs[number] = TransferJob(number, request, names, blocks, is_store=is_store)
@@ -330,7 +336,7 @@ class Offloading:
         self._watched.relax(noting=False)
         return transfers
 
-    def _end(self, request: Request, progress: Progress) -> None:
+    def _end(self, request: Request, progress: OffloadProgress) -> None:
         """A request has stored all that it ever will."""
         progress.ended = True
         if progress.access is not None:
@@ -348,7 +354,7 @@ class Offloading:
             return last
         return max(0, last - 1)
 
-    def _advance(self, progress: Progress, group: OffloadedGroup, tokens: int, last: int) -> None:
+    def _advance(self, progress: OffloadProgress, group: OffloadedGroup, tokens: int, last: int) -> None:
         """Takes note that a group's blocks up to the `last` that may be stored of so many tokens need no
         storing any more."""
         if not self.rules.stores_prompt_ends:
@@ -359,7 +365,7 @@ class Offloading:
     def _store_groups(
         self,
         request: Request,
-        progress: Progress,
+        progress: OffloadProgress,
         tokens: int,
         tables: list[list[int]],
         hit_ends: tuple[int, ...] | None,
@@ -418,7 +424,7 @@ class Offloading:
             return False
         return bool(reachable)
 
-    def _store_plain(self, request: Request, progress: Progress, tokens: int) -> Transfer | None:
+    def _store_plain(self, request: Request, progress: OffloadProgress, tokens: int) -> Transfer | None:
         """`_store` where there is one group that keeps all tokens."""
         host = self.host
         first = progress.stored[0]
@@ -451,7 +457,7 @@ class Offloading:
     def _copy(
         self,
         request: Request,
-        progress: Progress,
+        progress: OffloadProgress,
         new_names: list[int],
         tables: list[list[int]],
         lasts: list[int],
@@ -517,7 +523,7 @@ class Offloading:
             self._refused.discard(request)
             self._note_tables(request, progress)
 
-    def _note_tables(self, request: Request, progress: Progress) -> None:
+    def _note_tables(self, request: Request, progress: OffloadProgress) -> None:
         """Keeps the numbers of a running request's blocks, which it is about to give back."""
         if self.rules.stores_endings and not self._lookup.windows and self.memory.holds(request):
             progress.tables = [list(self.memory.blocks(request, group.number)) for group in self.groups]

@@ -1,4 +1,4 @@
-"""Progress of offloading: how far each request is stored and loaded, and the transfers under way."""
+"""OffloadProgress of offloading: how far each request is stored and loaded, and the transfers under way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TransferJob:
         self.is_store = is_store
 
 
-class Progress:
+class OffloadProgress:
     """How far a request is offloaded, for each group.
 
     `names`: of its blocks, as far as they are known. `stored`: offloaded blocks, from the start, that need no

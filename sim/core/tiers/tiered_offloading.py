@@ -14,7 +14,7 @@ from pagecast.sim.core.tier_spec import HostTierSpec
 from pagecast.sim.core.tiers.disk import Disk
 from pagecast.sim.core.tiers.host_blocks import HostBlocks
 from pagecast.sim.core.tiers.offloading import Offloading
-from pagecast.sim.core.tiers.progress import Progress, TransferJob
+from pagecast.sim.core.tiers.progress import OffloadProgress, TransferJob
 from pagecast.sim.core.tiers.tiered_blocks import TieredBlocks
 
 
@@ -93,7 +93,7 @@ class TieredOffloading(Offloading):
             self._forget(request)
         return gives_back
 
-    def _end(self, request: Request, progress: Progress) -> None:
+    def _end(self, request: Request, progress: OffloadProgress) -> None:
         super()._end(request, progress)
         self._forget(request)
 

@@ -11,7 +11,7 @@ from pagecast.sim.core.memory.memory import OffloadableMemory
 from pagecast.sim.core.plan import Chunk
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.tiers.offloaded_group import OffloadedGroup
-from pagecast.sim.core.tiers.progress import Progress
+from pagecast.sim.core.tiers.progress import OffloadProgress
 
 
 class WatchedBlocks:
@@ -75,7 +75,7 @@ class WatchedBlocks:
         chunks: Sequence[Chunk],
         decodes: Sequence[Request],
         newcomers: Iterable[Request],
-        progress: Mapping[Request, Progress],
+        progress: Mapping[Request, OffloadProgress],
         *,
         preempted: bool,
     ) -> None:
@@ -108,7 +108,7 @@ class WatchedBlocks:
         computing: Iterable[Request],
         new: set[int],
         newcomers: set[Request],
-        progress: Mapping[Request, Progress],
+        progress: Mapping[Request, OffloadProgress],
     ) -> None:
         """Adds new blocks to the tables, and strikes out those that left a window and were given away."""
         memory = self._memory

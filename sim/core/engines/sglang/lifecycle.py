@@ -127,6 +127,6 @@ class RadixLifecycle(Lifecycle):
         computed = self.running.planned(request)
         self._radix.settle(request, computed)
         self._radix.publish(request, min(computed, total))
-        self._leave(request)
+        self._take_out(request)
         request.known_tokens = total
         self._end(request, State.FINISHED, EventKind.FINISHED, now)
