@@ -25,7 +25,7 @@ def test_options_given_win_over_the_launch_and_that_over_the_file(tmp_path, caps
 @pytest.mark.parametrize(
     "command",
     [
-        ["plan", "chat", "--limit", "20", "--slo", "ttft_p90<60s", "--gpu", "L4"],
+        ["plan", "chat", "--limit", "20", "--slo", "ttft_p90<60s", "--gpu", "L4", "--replicates", "0"],
         [
             "sweep",
             "chat",
