@@ -1,6 +1,9 @@
-"""Group specifications: which tokens' KV a group of layers keeps, and in blocks of how many tokens.
+"""Groups of layers that keep KV alike: their specifications, and the rules of each kind.
 
-The kinds carry vLLM's names (`KVCacheSpecKind`).
+A new kind of group is one class below and one line of `KINDS`. Memory, tiers and budgets ask these rules, and
+never which kind a group is. The kinds carry vLLM's names (`KVCacheSpecKind`).
+
+Source of the rules: vllm/v1/core/single_type_kv_cache_manager.py (0.24).
 """
 
 from __future__ import annotations
@@ -24,6 +27,13 @@ class KvKind(Enum):
     STATE = "mamba"  # one recurrent state, however long the sequence is
 
 
+class Found(Enum):
+    """Ways to look for a cached prefix in a group (`Lookup.find`)."""
+
+    FROM_START = "start"  # every block from the first one needed on, without a gap
+    FROM_END = "end"  # the last blocks that fill what the layers read
+
+
 @dataclass(frozen=True)
 class GroupSpec:
     """Layers that share a block table. `block_size` is in tokens; `window` is the window's or chunk's length.
@@ -36,23 +46,22 @@ class GroupSpec:
     window: int = 0
     states: int = 1
 
+    @property
+    def rules(self) -> KindRules:
+        """The rules of its kind."""
+        return KINDS[self.kind]
+
     def skipped_tokens(self, computed: int) -> int:
         """Tokens, from the start, that no layer of the group reads once `computed` tokens are computed."""
-        if self.kind is KvKind.WINDOW:
-            return max(0, computed - self.window + 1)
-        if self.kind is KvKind.CHUNK:
-            return computed // self.window * self.window
-        return 0
+        return KINDS[self.kind].skipped_tokens(self, computed)
 
     def skipped_blocks(self, computed: int) -> int:
         """Whole blocks, from the start, that no layer reads once `computed` tokens are computed."""
-        return self.skipped_tokens(computed) // self.block_size
+        return KINDS[self.kind].skipped_tokens(self, computed) // self.block_size
 
     def blocks_of(self, tokens: int) -> int:
         """Places that a block table of so many tokens has."""
-        if self.kind is KvKind.STATE:
-            return min(tokens, 1) * self.states
-        return -(-tokens // self.block_size)
+        return KINDS[self.kind].blocks_of(self, tokens)
 
     def most_blocks(self, held_tokens: int, max_model_len: int | None) -> int:
         """Blocks that a request holds at most, however long it is: vLLM's cap in the admission check.
@@ -60,18 +69,167 @@ class GroupSpec:
         `held_tokens`: those of the steps that are planned at a time.
         """
         longest = _FOREVER if max_model_len is None else max_model_len
-        if self.kind is KvKind.WINDOW:
-            return -(-min(self.window - 1 + held_tokens, longest) // self.block_size) + 1
-        if self.kind is KvKind.CHUNK:
-            return -(-min(self.window + held_tokens, longest) // self.block_size)
-        return _FOREVER
+        return KINDS[self.kind].most_blocks(self, held_tokens, longest)
 
     def check(self) -> None:
         """Errors: BadInput for a size that cannot be."""
         if self.block_size < 1:
             raise BadInput(f"a KV group has block_size {self.block_size}; it must be at least 1")
-        if self.kind in (KvKind.WINDOW, KvKind.CHUNK) and self.window < 1:
+        if self.rules.windowed and self.window < 1:
             raise BadInput(f"a KV group of kind {self.kind.value} needs a window of at least 1 token")
+
+
+class KindRules:
+    """Rules of one kind of group, without state. As they stand: those of layers that keep every token.
+
+    `keeps_all`: nothing leaves before the end, so what is found can only be cut. `windowed`: blocks leave
+    while the request runs. `grows`: a table gets a block per `block_size` tokens; else it has a fixed number.
+    `cached`: its content can be found again. `found`: the way to look for it. `offloaded`: a host tier serves
+    it.
+    """
+
+    keeps_all: bool = True
+    windowed: bool = False
+    grows: bool = True
+    cached: bool = True
+    offloaded: bool = True
+    found: Found = Found.FROM_START
+
+    def skipped_tokens(self, spec: GroupSpec, computed: int) -> int:
+        """Tokens, from the start, that no layer reads once `computed` tokens are computed."""
+        return 0
+
+    def blocks_of(self, spec: GroupSpec, tokens: int) -> int:
+        """Places that a block table of so many tokens has."""
+        return -(-tokens // spec.block_size)
+
+    def most_blocks(self, spec: GroupSpec, held_tokens: int, longest: int) -> int:
+        """Blocks that a request holds at most, of at most `longest` tokens."""
+        return _FOREVER
+
+    def first_read(self, spec: GroupSpec, tokens: int) -> int:
+        """The first block that a hit of `tokens` tokens has to have (`FROM_START`)."""
+        return 0
+
+    def window_blocks(self, spec: GroupSpec) -> int:
+        """Blocks at its end that a hit has to have (`FROM_END`)."""
+        return 0
+
+    def reachable(self, spec: GroupSpec, aligned: int, *, dropping: bool) -> int:
+        """How many of the last blocks of each piece of `aligned` tokens a hit can ever ask for.
+
+        `dropping`: hits leave out their last block.
+        """
+        return max(aligned // spec.block_size, 1)
+
+    def places(self, spec: GroupSpec, unit: int) -> set[int]:
+        """Positions within a key block of `unit` tokens at which a decoding request has a block to give back.
+
+        Those at which it begins or fills a block are known.
+        """
+        return set()
+
+    def leave_place(self, spec: GroupSpec, unit: int) -> int | None:
+        """The only such position, if there is one, and blocks were full long before; None: there are several.
+
+        For kinds that are `windowed`.
+        """
+        return None
+
+    def leaves_at_once(self, spec: GroupSpec) -> int:
+        """Blocks that a request may give back in one step beside one for each that it begins."""
+        return 0
+
+
+class Full(KindRules):
+    """Layers that attend to the whole sequence."""
+
+
+class Latent(KindRules):
+    """Layers that keep one latent of every token: as `Full`, in blocks of another shape."""
+
+
+class Window(KindRules):
+    """Layers that read the newest `window` tokens."""
+
+    keeps_all: bool = False
+    windowed: bool = True
+    found: Found = Found.FROM_END
+
+    def skipped_tokens(self, spec: GroupSpec, computed: int) -> int:
+        """Tokens before the window of the next one."""
+        return max(0, computed - spec.window + 1)
+
+    def most_blocks(self, spec: GroupSpec, held_tokens: int, longest: int) -> int:
+        """Blocks of the window and the step; it may begin inside a block."""
+        return -(-min(spec.window - 1 + held_tokens, longest) // spec.block_size) + 1
+
+    def window_blocks(self, spec: GroupSpec) -> int:
+        """Blocks that the next token reads."""
+        return -(-(spec.window - 1) // spec.block_size)
+
+    def reachable(self, spec: GroupSpec, aligned: int, *, dropping: bool) -> int:
+        """Those of a window, and the one left out."""
+        return self.window_blocks(spec) + dropping
+
+    def places(self, spec: GroupSpec, unit: int) -> set[int]:
+        """The one at which the window passes the end of a block."""
+        return {(spec.window - 1) % unit}
+
+    def leave_place(self, spec: GroupSpec, unit: int) -> int | None:
+        """That place, of blocks of one key that the window exceeds."""
+        return (spec.window - 1) % unit if spec.window > spec.block_size == unit else None
+
+
+class Chunk(KindRules):
+    """Layers that read the tokens of the current chunk of `window` tokens."""
+
+    keeps_all: bool = False
+    windowed: bool = True
+    offloaded: bool = False
+
+    def skipped_tokens(self, spec: GroupSpec, computed: int) -> int:
+        """Whole chunks."""
+        return computed // spec.window * spec.window
+
+    def most_blocks(self, spec: GroupSpec, held_tokens: int, longest: int) -> int:
+        """Blocks of a chunk and the step."""
+        return -(-min(spec.window + held_tokens, longest) // spec.block_size)
+
+    def first_read(self, spec: GroupSpec, tokens: int) -> int:
+        """The first of the chunk; nothing before it is read."""
+        return self.skipped_tokens(spec, tokens) // spec.block_size
+
+    def places(self, spec: GroupSpec, unit: int) -> set[int]:
+        """All, where a chunk may end anywhere; none beside the start of a block, where it ends there."""
+        return set(range(unit)) if spec.window % unit else set()
+
+    def leaves_at_once(self, spec: GroupSpec) -> int:
+        """A whole chunk."""
+        return self.blocks_of(spec, spec.window)
+
+
+class RecurrentState(KindRules):
+    """Layers with one recurrent state, however long the sequence is."""
+
+    keeps_all: bool = False
+    grows: bool = False
+    cached: bool = False
+    offloaded: bool = False
+
+    def blocks_of(self, spec: GroupSpec, tokens: int) -> int:
+        """The blocks of the states."""
+        return min(tokens, 1) * spec.states
+
+
+KINDS: dict[KvKind, KindRules] = {
+    KvKind.FULL: Full(),
+    KvKind.LATENT: Latent(),
+    KvKind.WINDOW: Window(),
+    KvKind.CHUNK: Chunk(),
+    KvKind.STATE: RecurrentState(),
+}
+"""The rules of each kind."""
 
 
 def unit_tokens(groups: tuple[GroupSpec, ...]) -> int:
@@ -85,7 +243,7 @@ def aligned_tokens(groups: tuple[GroupSpec, ...]) -> int:
 
 
 def _sizes(groups: tuple[GroupSpec, ...]) -> list[int]:
-    return [group.block_size for group in groups if group.kind is not KvKind.STATE]
+    return [group.block_size for group in groups if group.rules.grows]
 
 
 def check_groups(groups: tuple[GroupSpec, ...], block_size: int, *, caching: bool) -> None:
@@ -101,7 +259,7 @@ def check_groups(groups: tuple[GroupSpec, ...], block_size: int, *, caching: boo
         )
     if not caching:
         return
-    if any(group.kind is KvKind.STATE for group in groups):
+    if not all(group.rules.cached for group in groups):
         raise BadInput("prefix caching of recurrent states is not simulated; turn enable_prefix_caching off")
     chunked = [group.block_size for group in groups if group.kind is KvKind.CHUNK]
     if chunked and set(_sizes(groups)) != {chunked[0]}:

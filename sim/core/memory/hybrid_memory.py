@@ -16,7 +16,7 @@ from itertools import cycle, groupby, islice
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventKind, EventLog
-from pagecast.sim.core.group_spec import GroupSpec, KvKind, aligned_tokens
+from pagecast.sim.core.group_spec import GroupSpec, aligned_tokens
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.blocks import columns_of, have_numbers
 from pagecast.sim.core.memory.dividing import Division
@@ -102,11 +102,11 @@ class HybridMemory(OffloadableMemory):
         self.filled: dict[Request, int] = {}
         # Free blocks that the first waiting request needs; 0: blocks do not hold it up.
         self.refused_blocks = 0
-        self.blocks_per_crossing = sum([spec.kind is not KvKind.STATE for spec in specs])
-        self._window_groups = sum([spec.window > 0 for spec in specs])
-        self._at_once = sum([spec.blocks_of(spec.window) for spec in specs if spec.kind is KvKind.CHUNK])
+        self.blocks_per_crossing = sum([spec.rules.grows for spec in specs])
+        self._window_groups = sum([spec.rules.windowed for spec in specs])
+        self._at_once = sum([spec.rules.leaves_at_once(spec) for spec in specs])
         # Whether each group takes one block per key block, and what leaves a window was published before.
-        equal = all(spec.block_size == limits.block_size for spec in specs if spec.kind is not KvKind.STATE)
+        equal = all(spec.block_size == limits.block_size for spec in specs if spec.rules.grows)
         # Then all tables of a request have as many places, unless a load is to fill some of them.
         self._alike = equal and len(self._growing) == len(self.layers) and limits.host is None
         # Where blocks have levels, or cannot be found, what leaves a window may go ahead of what is free.
@@ -120,7 +120,7 @@ class HybridMemory(OffloadableMemory):
         Errors: BadInput where there are none, or their blocks are not those that have keys.
         """
         specs = self._limits.groups
-        main = [number for number, spec in enumerate(specs) if spec.kind in (KvKind.FULL, KvKind.LATENT)]
+        main = [number for number, spec in enumerate(specs) if spec.rules.keeps_all]
         if not main:
             raise BadInput("the model has no layers that keep every token")
         sizes = {specs[number].block_size for number in main}
@@ -160,7 +160,7 @@ class HybridMemory(OffloadableMemory):
         growing = []
         first = 0
         for place, group in enumerate(self.layers):
-            if group.spec.kind is not KvKind.STATE:
+            if group.spec.rules.grows:
                 growing.append((place, first, group.width))
                 first += group.width
         self._growing = growing
@@ -680,10 +680,7 @@ class HybridMemory(OffloadableMemory):
 def _places(specs: tuple[GroupSpec, ...], unit: int, *, late: bool) -> tuple[int, ...]:
     places = {0, unit - 1}
     for spec in specs:
-        if spec.kind is KvKind.WINDOW:
-            places.add((spec.window - 1) % unit)
-        elif spec.kind is KvKind.CHUNK and spec.window % unit:
-            places.update(range(unit))
+        places |= spec.rules.places(spec, unit)
     if late:
         places |= {(place + 1) % unit for place in places}
     return tuple(sorted(places))

@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 
 from pagecast.sim.core.events import EventKind
-from pagecast.sim.core.group_spec import GroupSpec, KvKind
+from pagecast.sim.core.group_spec import Found, GroupSpec
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.kv_events import KvEventStream
 from pagecast.sim.core.limits import Limits
@@ -65,15 +65,15 @@ class LayerGroup:
         self.index = index
         self.shared_blocks = 0
         self.most_blocks = spec.most_blocks(limits.held_tokens, limits.max_model_len)
-        self._sparse = sparse and spec.kind is KvKind.WINDOW
+        self._sparse = sparse and spec.rules.found is Found.FROM_END
         self.mark = mark_of(index, width)
         self._units = max(spec.block_size // unit, 1)
         self._unit = unit
-        keeps_all = spec.kind in (KvKind.FULL, KvKind.LATENT)
         self._told = pool.log.events is not None or pool.log.kv is not None
-        self.names_tails = names_tails and limits.caching and keeps_all and self._units > 1
+        self.names_tails = names_tails and limits.caching and spec.rules.keeps_all and self._units > 1
         self._size = spec.block_size
-        self._reachable = _reachable(spec, aligned)
+        self._aligned = aligned
+        self._reachable = spec.rules.reachable(spec, aligned, dropping=False)
         self._segment_blocks = max(aligned // spec.block_size, 1)
         self._dropping = 0
         self._set_pieces()
@@ -208,7 +208,7 @@ class LayerGroup:
     def drop_last(self) -> None:
         """From now on every hit leaves out its last block (EAGLE), so a hit asks for one block more."""
         self._dropping = 1
-        self._reachable += self.spec.kind is KvKind.WINDOW
+        self._reachable = self.spec.rules.reachable(self.spec, self._aligned, dropping=True)
         self._set_pieces()
 
     def _set_pieces(self) -> None:
@@ -328,10 +328,3 @@ class LayerGroup:
             return True
         place -= self._dropping
         return place >= 0 and size - place % size <= self._reachable
-
-
-def _reachable(spec: GroupSpec, aligned: int) -> int:
-    """How many of the last blocks of each aligned piece a hit can ever ask for."""
-    if spec.kind is KvKind.WINDOW:
-        return -(-(spec.window - 1) // spec.block_size)
-    return max(aligned // spec.block_size, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from pagecast.sim.core.group_spec import GroupSpec, KvKind
+from pagecast.sim.core.group_spec import Found, GroupSpec
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.extent_pool import ExtentPool
@@ -30,12 +30,13 @@ class Lookup:
     ) -> None:
         self.spec = spec
         self.groups = list(marks)
-        self.keeps_all = spec.kind in (KvKind.FULL, KvKind.LATENT)
+        self._rules = spec.rules
+        self.keeps_all = spec.rules.keeps_all
         self._marks = list(marks.values())
         self._pool = pool
         self._units = spec.block_size // unit
         self._aligned_blocks = aligned // spec.block_size
-        self._window_blocks = -(-(spec.window - 1) // spec.block_size) if spec.kind is KvKind.WINDOW else 0
+        self._window_blocks = spec.rules.window_blocks(spec)
 
     def may_find(self, keys: BlockKeys) -> bool:
         """Whether a hit is possible: where every token is kept, not without the first block."""
@@ -51,11 +52,10 @@ class Lookup:
         most = tokens // self.spec.block_size
         if self.keeps_all:
             return self._aligned(self._from_start(keys, 0, most), drop=drop)
-        if self.spec.kind is KvKind.WINDOW:
+        if self._rules.found is Found.FROM_END:
             hits = self._from_end(keys, most, int(drop))
             return self._aligned(hits, drop=True) if drop else hits
-        first = tokens // self.spec.window * self.spec.window // self.spec.block_size
-        return self._from_start(keys, first, most)
+        return self._from_start(keys, self._rules.first_read(self.spec, tokens), most)
 
     def _aligned(self, hits: list[TableHit], *, drop: bool) -> list[TableHit]:
         """The hits in whole aligned pieces, perhaps without the last block."""

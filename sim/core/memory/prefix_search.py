@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from pagecast.sim.core.group_spec import GroupSpec, KvKind
+from pagecast.sim.core.group_spec import GroupSpec
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.hit import Hit
@@ -32,7 +32,7 @@ class PrefixSearch:
         # Groups of equal layers are looked up together, those that keep every token first.
         equal: dict[GroupSpec, dict[int, bytes]] = {}
         for place, group in enumerate(layers):
-            if group.spec.kind is not KvKind.STATE:
+            if group.spec.rules.cached:
                 equal.setdefault(group.spec, {})[place] = group.mark
         lookups = [Lookup(extents, spec, marks, block_size, aligned) for spec, marks in equal.items()]
         self._lookups = sorted(lookups, key=lambda lookup: not lookup.keeps_all)

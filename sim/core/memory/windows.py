@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pagecast.sim.core.group_spec import GroupSpec, KvKind
+from pagecast.sim.core.group_spec import GroupSpec
 from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.layer_group import LayerGroup
 from pagecast.sim.core.memory.table import Leaver, Table
@@ -25,7 +25,7 @@ class Windows:
         self._specs = [group.spec for group in layers]
         self._tables = tables
         self._block_size = block_size
-        self.places = [place for place, spec in enumerate(self._specs) if spec.window]
+        self.places = [place for place, spec in enumerate(self._specs) if spec.rules.windowed]
         self.least = min([self._specs[place].window for place in self.places], default=0)
         self.leave_place = _leave_place(self._specs, block_size)
         self._late = int(late)
@@ -97,10 +97,11 @@ def _leave_place(specs: list[GroupSpec], unit: int) -> int | None:
     """The place of a block at which blocks leave windows, if there is one, and they were full long before."""
     places = set()
     for spec in specs:
-        if spec.kind is KvKind.WINDOW and spec.window > spec.block_size == unit:
-            places.add((spec.window - 1) % unit)
-        elif spec.window:
-            return None
+        if spec.rules.windowed:
+            place = spec.rules.leave_place(spec, unit)
+            if place is None:
+                return None
+            places.add(place)
     return places.pop() if len(places) == 1 else None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.core.group_spec import GroupSpec, KvKind
+from pagecast.sim.core.group_spec import Found, GroupSpec, KvKind
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.tiers.offload_rules import OffloadRules
 
@@ -61,18 +61,18 @@ def offloaded_groups(
     Errors: BadInput where a host tier does not serve one of them (as vLLM's)."""
     specs = limits.groups or (GroupSpec(KvKind.FULL, limits.block_size),)
     for spec in specs:
-        if spec.kind in (KvKind.CHUNK, KvKind.STATE):
+        if not spec.rules.offloaded:
             raise BadInput(f"KV offloading does not serve layers of {spec.kind.value}")
     if factor > 1 and len({spec.block_size for spec in specs}) > 1:
         raise BadInput("offloaded blocks of several device blocks need one block size in all KV groups")
-    full = {spec.block_size * factor for spec in specs if spec.kind is not KvKind.WINDOW}
+    full = {spec.block_size * factor for spec in specs if spec.rules.keeps_all}
     aligned = full.pop() if len(full) == 1 else 0
-    if near_boundaries and not aligned and all(spec.kind is KvKind.WINDOW for spec in specs):
+    if near_boundaries and not aligned and not any(spec.rules.keeps_all for spec in specs):
         aligned = max(spec.block_size for spec in specs) * factor
     groups = []
     for number, spec in enumerate(specs):
         size = spec.block_size * factor
-        window = -(-spec.window // size) if spec.kind is KvKind.WINDOW else 0
+        window = -(-spec.window // size) if spec.rules.found is Found.FROM_END else 0
         segment = aligned // size if window and aligned > size else 0
         if window >= segment:
             segment = 0
