@@ -139,10 +139,14 @@ def records(source: Source, limit: int | None = None) -> Iterator[Record]:
 
 
 def items(source: Source, limit: int | None = None) -> Iterator[Record]:
-    """The objects of a file that is one JSON array, read piece by piece; lines count items from 1.
+    """The objects of a file that is one JSON array, read piece by piece, or has one per line.
 
-    Raises BadInput like `records`, and for an item of more than 64 MiB.
+    Lines of an array count its items from 1. Raises BadInput like `records`, and for an item of more than
+    64 MiB.
     """
+    if not source.head.decode("utf-8-sig", errors="replace").lstrip().startswith("["):
+        yield from records(source, limit)
+        return
     count, text, at, chunk = 0, "", 0, MIB
     with source.open() as stream, io.TextIOWrapper(stream, "utf-8-sig") as reader:
         while limit is None or count < limit:

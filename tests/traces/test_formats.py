@@ -1,6 +1,7 @@
 """Files that people have: what load tools and gateways write, and what only looks like a trace."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -303,11 +304,12 @@ def test_requests_of_a_closed_loop_start_where_one_before_them_ends(tmp_path: Pa
     assert "at most 2 at a time, by the latencies measured" in trace.notes[0]
 
 
-def test_failed_requests_of_llmperf_are_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layout", [json.dumps, lambda rows: lines(*rows)], ids=["array", "lines"])
+def test_failed_requests_of_llmperf_are_left_out(layout: Callable[[list], str], tmp_path: Path) -> None:
     one = {"error_code": None, "ttft_s": 0.1, "number_output_tokens": 3, "number_input_tokens": 100}
     failed = {**one, "error_code": 429, "number_output_tokens": 0}
     other = {**one, "number_output_tokens": 7, "number_input_tokens": 50}
-    (tmp_path / "file").write_text(json.dumps([one, failed, other]))
+    (tmp_path / "file").write_text(layout([one, failed, other]))
     trace = read(tmp_path / "file")
     assert trace.integers("input_tokens").tolist() == INPUTS
     assert any("failed: 1 of 3 requests" in note for note in trace.notes)

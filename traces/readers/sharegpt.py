@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from pagecast.traces.arrivals import ArrivalProcess
 from pagecast.traces.building import NO_REQUESTS, RequestRows
 from pagecast.traces.head import json_fields
 from pagecast.traces.operations import sort as sort_trace
-from pagecast.traces.records import Record, items, records
+from pagecast.traces.records import Record, items
 from pagecast.traces.schema import Spans, Trace, starts
 from pagecast.traces.seeds import checked_seed
 from pagecast.traces.source import Source
@@ -62,7 +62,7 @@ def read(
     think = THINK_S if think_s is None else think_s
     played = _ConversationRows(source, law, think, seed)
     texts = _Texts(load_tokenizer(source, tokenizer))
-    for record in _conversations(source):
+    for record in items(source):
         played.add(record, _turns(record, texts), limit)
         if limit is not None and len(played.rows) >= limit:
             break
@@ -123,11 +123,6 @@ class _Texts:
         if key not in self._entries:
             self._entries[key] = (len(self._entries), len(self._encode(text)))
         return self._entries[key]
-
-
-def _conversations(source: Source) -> Iterator[Record]:
-    array_file = source.head.decode("utf-8-sig", errors="replace").lstrip().startswith("[")
-    return items(source) if array_file else records(source)
 
 
 def _turns(record: Record, texts: _Texts) -> Iterable[tuple[list[Named], Named]]:
