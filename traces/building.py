@@ -24,6 +24,13 @@ _MAX_TOKENS = 1 << 62
 _EPOCH_S = 1e8  # arrivals later than three years into a trace are dates
 
 
+def none_left(source: Source, failed: int) -> Exception:
+    """The error for a file that has no request to serve, where so many failed."""
+    if not failed:
+        return source.fail(NO_REQUESTS)
+    return source.fail(f"all of its {failed:,} requests failed or generated nothing")
+
+
 class BlockSpans:
     """Makes spans of hash ids: id k of a set of texts names the tokens `k * block .. (k + 1) * block`.
 

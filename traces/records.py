@@ -48,14 +48,14 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 class Record:
     """One JSON object with the line it came from; its getters check and name the field on error."""
 
-    __slots__ = ("_source", "line", "prefix", "values")
+    __slots__ = ("line", "prefix", "source", "values")
 
     def __init__(self, source: Source, line: int, values: dict[str, Any], prefix: str = "") -> None:
-        self._source, self.line, self.values, self.prefix = source, line, values, prefix
+        self.source, self.line, self.values, self.prefix = source, line, values, prefix
 
     def fail(self, field: str, problem: str) -> Exception:
         """The error for one field of this line."""
-        return self._source.fail(problem, self.line, self.prefix + field)
+        return self.source.fail(problem, self.line, self.prefix + field)
 
     def required(self, field: str) -> Any:
         """The value of a field. Raises BadInput where it is missing or null."""
@@ -110,7 +110,7 @@ class Record:
         value = self.required(field)
         if not isinstance(value, dict):
             raise self.fail(field, "is no JSON object; correct or remove the line")
-        return Record(self._source, self.line, value, f"{self.prefix}{field}.")
+        return Record(self.source, self.line, value, f"{self.prefix}{field}.")
 
     def items(self, field: str) -> list[Any]:
         """A list."""
@@ -139,20 +139,26 @@ def records(source: Source, limit: int | None = None) -> Iterator[Record]:
 
 
 def items(source: Source, limit: int | None = None) -> Iterator[Record]:
-    """The objects of a file that is one JSON array, read piece by piece, or has one per line.
+    """The objects of a file that is one JSON array, has one per line, or has them indented, read piece by piece.
 
-    Lines of an array count its items from 1. Raises BadInput like `records`, and for an item of more than
+    Lines of the others count items from 1. Raises BadInput like `records`, and for an item of more than
     64 MiB.
     """
-    if not source.head.decode("utf-8-sig", errors="replace").lstrip().startswith("["):
+    if by_line(source):
         yield from records(source, limit)
         return
     count, text, at, chunk = 0, "", 0, MIB
+    array = _begin(source).startswith("[")
     with source.open() as stream, io.TextIOWrapper(stream, "utf-8-sig") as reader:
         while limit is None or count < limit:
-            at = _skip(text, at, "[," if count == 0 else ",")
-            if at < len(text) and text[at] == "]":
+            at = _skip(text, at, "" if not array else "[," if count == 0 else ",")
+            if array and at < len(text) and text[at] == "]":
                 return
+            if count and not array and at == len(text):
+                text, at = _more(source, reader, MIB, count), 0
+                if not text:
+                    return
+                continue
             try:
                 value, end = _DECODER.raw_decode(text, at)
                 _check_whole(value, text[at:end])
@@ -171,6 +177,16 @@ def items(source: Source, limit: int | None = None) -> Iterator[Record]:
             if not isinstance(value, dict):
                 raise source.fail(f"item {count}: {_show(value)} is no JSON object; repair or remove it")
             yield Record(source, count, value)
+
+
+def by_line(source: Source) -> bool:
+    """Whether each line is to be an object: neither an array nor an indented object begins the file."""
+    begin = _begin(source)
+    return not begin.startswith("[") and begin.split("\n", 1)[0].strip() != "{"
+
+
+def _begin(source: Source) -> str:
+    return source.head.decode("utf-8-sig", errors="replace").lstrip()
 
 
 def _skip(text: str, at: int, marks: str) -> int:

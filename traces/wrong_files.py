@@ -19,6 +19,10 @@ _OF_LOCUST = (
     ("Method", "Name", "Error", "Occurrences"),
     ("Count", "Message", "Traceback"),
 )
+_OF_LOCUST_REQUESTS = (
+    "log requests with their tokens (locust's request event), as CSV of timestamp, prompt_tokens, "
+    "completion_tokens"
+)
 _METRICS = (
     "metrics of a server, which have no requests; `pagecast trace from-metrics` makes a trace with their "
     "load, `pagecast match --metrics` sets them beside a forecast"
@@ -37,8 +41,10 @@ def _columns(*names: str) -> Callable[[Head], bool]:
     return lambda head: set(names) <= set(head.columns)
 
 
-def _starts(*starts: str) -> Callable[[Head], bool]:
-    return lambda head: head.text[:200].lower().startswith(starts)
+def _page(word: str) -> Callable[[Head], bool]:
+    return lambda head: (
+        head.text[:200].lower().startswith(("<!doctype html", "<html")) and word in head.text.lower()
+    )
 
 
 def _inference_perf_report(head: Head) -> bool:
@@ -102,21 +108,47 @@ WRONG: tuple[tuple[Callable[[Head], bool], str], ...] = (
     ),
     (
         _columns("Type", "Name", "Request Count"),
-        "locust's statistics, which have neither requests nor tokens; log requests with their tokens "
-        "(locust's request event), as CSV of timestamp, prompt_tokens, completion_tokens",
+        "locust's statistics, which have neither requests nor tokens; " + _OF_LOCUST_REQUESTS,
     ),
     (
         lambda head: any(_columns(*names)(head) for names in _OF_LOCUST),
-        "locust's history or failures, which have neither requests nor tokens; log requests with their "
-        "tokens (locust's request event), as CSV of timestamp, prompt_tokens, completion_tokens",
+        "locust's history or failures, which have neither requests nor tokens; " + _OF_LOCUST_REQUESTS,
     ),
     (_keys("resultType", "result"), _METRICS),
+    (_keys("metric", "values", "timestamps"), _METRICS),
+    (
+        _keys("num_requests", "num_failures", "response_times"),
+        "locust's statistics, which have neither requests nor tokens; " + _OF_LOCUST_REQUESTS,
+    ),
+    (
+        lambda head: bool({"resourceMetrics", "resourceLogs"} & (head.keys or set())),
+        "OpenTelemetry's metrics or logs, which have no requests; give the spans (resourceSpans) of the same "
+        "collector",
+    ),
+    (
+        _keys("startTime", "spend", "users", without="prompt_tokens"),
+        "LiteLLM's spend by day, without requests; ask /spend/logs without dates, or export LiteLLM_SpendLogs",
+    ),
+    (
+        _keys("metadata", "payload", "responses"),
+        "AIPerf's raw export, which has no numbers of tokens; give profile_export.jsonl of the same folder",
+    ),
+    (
+        _keys("data", "payloads"),
+        "the inputs that AIPerf sent, without times and answers; give profile_export.jsonl of the same folder",
+    ),
+    (
+        _keys("custom_id", "method", "url", "body"),
+        "requests of a batch, as texts without times; its output file has numbers of tokens",
+    ),
     (
         lambda head: not head.keys and bool(_LOG.search(head.text)),
         "an engine's log, which has no requests; give it as --log to take the engine's options and KV blocks",
     ),
     (lambda head: head.keys is None and bool(_METRIC.match(head.text)), _METRICS),
-    (_starts("<!doctype html", "<html"), "a web page; download the file itself"),
+    (_page("guidellm"), "guidellm's report as a web page; give benchmarks.json of the same run"),
+    (_page("locust"), "locust's report as a web page; " + _OF_LOCUST_REQUESTS),
+    (_page(""), "a web page; download the file itself"),
 )
 
 

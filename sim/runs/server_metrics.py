@@ -28,6 +28,7 @@ _MOST_BYTES = 1 << 28
 _REMEDY = "give what a server answers at /metrics, or the JSON of a range query to Prometheus"
 _QUERY = 'query the metrics themselves, as {__name__=~"(vllm:|sglang:|trtllm_).+"}'
 _ENGINE_LABELS = ("engine", "dp_rank", "instance", "pod")
+_RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")  # of one engine, which all tell the same
 PREFIXES = {"vllm": "vllm:", "sglang": "sglang:", "trtllm": "trtllm_"}
 # What each figure is called, without the engine's prefix; the first that is there counts.
 NAMES: dict[str, dict[str, tuple[str, ...]]] = {
@@ -92,6 +93,17 @@ class Scrape:
     values: Values
     time_s: float | None = None
 
+    def of_first_ranks(self) -> Scrape:
+        """Without what other ranks of an engine tell again (SGLang, --enable-metrics-for-all-schedulers)."""
+        kept: Values = {}
+        told: set[tuple[str, Labels]] = set()
+        for (name, labels), value in sorted(self.values.items(), key=lambda one: _rank(one[0][1])):
+            of_engine = name, frozenset(label for label in labels if label[0] not in _RANKS)
+            if of_engine not in told:
+                told.add(of_engine)
+                kept[name, labels] = value
+        return replace(self, values=kept)
+
     def total(self, name: str) -> float | None:
         """The sum over a name's series; None where it has none."""
         found = [value for (each, _), value in self.values.items() if each == name]
@@ -110,6 +122,11 @@ class Scrape:
             if each == f"{name}_bucket" and bound is not None:
                 counts[float(bound)] = counts.get(float(bound), 0.0) + value
         return dict(sorted(counts.items()))
+
+
+def _rank(labels: Labels) -> tuple[str, ...]:
+    said = dict(labels)
+    return tuple(said.get(name, "") for name in _RANKS)
 
 
 @dataclass(frozen=True)
@@ -225,6 +242,10 @@ def parse_metrics(text: str, where: str = "metrics", time_s: float | None = None
 def _of_query(where: str, text: str) -> list[Scrape]:
     try:
         document = json.loads(text)
+        if "error" in document:
+            raise BadInput(f"{where}: Prometheus answered with an error: {document['error']}; {_QUERY}")
+        if "result" not in document.get("data", ()):
+            raise BadInput(f"{where}: no answer of Prometheus, which has data and its result; {_REMEDY}")
         result = document["data"]["result"]
         by_time: dict[float, Values] = {}
         for series in result:
@@ -244,6 +265,7 @@ def _of_query(where: str, text: str) -> list[Scrape]:
 
 def figures_of_scrapes(scrapes: Sequence[Scrape], where: str) -> ServerFigures:
     """The figures between the first and the last of the scrapes. Errors: BadInput."""
+    scrapes = [scrape.of_first_ranks() for scrape in scrapes]
     last = scrapes[-1]
     engine = next(
         (

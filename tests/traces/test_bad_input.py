@@ -353,7 +353,10 @@ def test_a_comma_in_a_column_of_another_separator_does_no_harm(tmp_path: Path) -
 def test_decimal_commas_are_answered_with_what_to_write(tmp_path: Path) -> None:
     data = CSV.replace(b",", b";").replace(b"1;20", b"1,5;20")
     message = refusal(tmp_path, data)
-    assert "line 4, field arrival_s: '1,5' is no number; write decimals with a point" in message
+    assert (
+        "line 4, field arrival_s: '1,5' is no number; write it without commas, decimals with a point"
+        in message
+    )
 
 
 @pytest.mark.parametrize("mark", [b";", b"\t"])

@@ -48,6 +48,32 @@ def lifecycle(start: float, inputs: int, outputs: int, first: float, end: float,
     return {**times, "info": info, "error": error}
 
 
+def lifecycle_of_today(start: float, inputs: int, outputs: int, first: float | None, end: float) -> dict:
+    """As reportgen/base.py of inference-perf writes it since requests may hold images."""
+    answer = {"output_tokens": outputs, "server_usage": {"completion_tokens": outputs}}
+    if first is not None:
+        times = {"chunk_times": [start + first], "output_token_times": [start + first]}
+        answer |= {"response_chunks": ["x"], **times}
+    asked = {"request_metrics": {"text": {"input_tokens": inputs}, "image": None}}
+    info = {**asked, "response_metrics": answer, "extra_info": {}, "lora_adapter": None, "labels": {}}
+    return {"start_time": start, "end_time": start + end, "request": "{}", "info": info, "error": None}
+
+
+def printed(start: str, end: str, inputs: int, outputs: int, ttft: float) -> dict:
+    """A span as the console exporter of OpenTelemetry's Python SDK prints it."""
+    tokens = {"gen_ai.usage.prompt_tokens": inputs, "gen_ai.usage.completion_tokens": outputs}
+    return {
+        "name": "llm_request",
+        "context": {"trace_id": "0x1", "span_id": "0x2", "trace_state": "[]"},
+        "kind": "SpanKind.SERVER",
+        "parent_id": None,
+        "start_time": f"2026-11-01T10:00:{start}Z",
+        "end_time": f"2026-11-01T10:00:{end}Z",
+        "status": {"status_code": "UNSET"},
+        "attributes": {**tokens, "gen_ai.latency.time_to_first_token": ttft},
+    }
+
+
 def span(start_ns: int, end_ns: int, name: str = "llm_request", **attributes) -> dict:
     values = [{"key": key, "value": value} for key, value in attributes.items()]
     times = {"startTimeUnixNano": str(start_ns), "endTimeUnixNano": str(end_ns)}
@@ -125,24 +151,32 @@ def aiperf(start_ns: int, inputs: int, outputs: int, ttft: float, e2e: float) ->
     return {"metadata": about, "metrics": metrics, "error": None}
 
 
+PRINTED = (
+    printed("00.000000", "00.500000", 100, 3, 0.1),
+    {**printed("00.100000", "00.200000", 9, 9, 0.1), "status": {"status_code": "ERROR"}},
+    printed("00.500000", "01.300000", 50, 7, 0.2),
+)
 CANCELLED = {
     "metadata": {"request_start_ns": 10**18, "benchmark_phase": "profiling", "was_cancelled": True},
     "metrics": {},
     "error": {"code": 499},
 }
 FORMS = {
-    "vllm, a list": json.dumps([bench(start_times=[7.0, 7.5])]),
-    "spans of Jaeger": json.dumps(OF_JAEGER),
-    "spans of Tempo": json.dumps({"batches": [part for one in SPANS for part in one["resourceSpans"]]}),
+    "vLLM, a list": json.dumps([bench(start_times=[7.0, 7.5])]),
+    "OTEL spans of Jaeger": json.dumps(OF_JAEGER),
+    "OTEL spans of Tempo": json.dumps({"batches": [part for one in SPANS for part in one["resourceSpans"]]}),
+    "OTEL spans printed, indented": "\n".join(json.dumps(one, indent=4) for one in PRINTED),
+    "OTEL spans printed, by line": lines(*PRINTED),
     "LiteLLM's JSON": json.dumps([SPEND, LATER_SPEND]),
     "LiteLLM by line": lines(LATER_SPEND, SPEND),
+    "LiteLLM, a page of its API": json.dumps({"data": [LATER_SPEND, SPEND], "total": 2, "page": 1}),
     "AIPerf": lines(aiperf(10**18, 100, 3, 100, 500), aiperf(10**18 + 5 * 10**8, 50, 7, 200, 800)),
     "AIPerf, cancelled": lines(
         CANCELLED, aiperf(10**18 + 5 * 10**8, 50, 7, 200, 800), aiperf(10**18, 100, 3, 100, 500)
     ),
-    "vllm": json.dumps(bench(start_times=[7.0, 7.5])),
-    "sglang, two places": json.dumps(bench(request_rate=float("inf"), max_concurrency=1)),
-    "sglang with an error": json.dumps(
+    "vLLM": json.dumps(bench(start_times=[7.0, 7.5])),
+    "SGLang, two places": json.dumps(bench(request_rate=float("inf"), max_concurrency=1)),
+    "SGLang with an error": json.dumps(
         {
             **bench(start_times=[1.0, 1.5, 1.2]),
             "input_lens": [100, 50, 9],
@@ -157,6 +191,9 @@ FORMS = {
         {"benchmarks": [guidellm(1000.0, 1000.5, incomplete=[{}])], "metadata": {}, "metrics": {}}, indent=1
     ),
     "inference-perf": json.dumps([lifecycle(7, 100, 3, 0.1, 0.5), lifecycle(7.5, 50, 7, 0.2, 0.8)]),
+    "inference-perf of today": json.dumps(
+        [lifecycle_of_today(7, 100, 3, 0.1, 0.5), lifecycle_of_today(7.5, 50, 7, 0.2, 0.8)], indent=2
+    ),
     "inference-perf, failed": json.dumps(
         [
             lifecycle(7.5, 50, 7, 0.2, 0.8),
@@ -164,8 +201,8 @@ FORMS = {
             lifecycle(7, 1, 0, 0, 1, {"type": "x"}),
         ]
     ),
-    "spans by line": lines(*SPANS),
-    "spans in one document": json.dumps(
+    "OTEL spans by line": lines(*SPANS),
+    "OTEL spans in one document": json.dumps(
         {"resourceSpans": [part for one in SPANS for part in one["resourceSpans"]]}, indent=2
     ),
     "LiteLLM": "request_id,startTime,endTime,completionStartTime,prompt_tokens,completion_tokens,status\n"
@@ -176,7 +213,7 @@ FORMS = {
     "1700000000.0,100,3,100,500\n1700000000.5,50,7,200,800\n",
     "our own": "arrival_s,input_tokens,output_tokens,ttft_s,e2e_s\n7,100,3,0.1,0.5\n7.5,50,7,0.2,0.8\n",
 }
-LATER = {"sglang, two places"}  # which has the second start where the first ends: half a second as well
+LATER = {"SGLang, two places"}  # which has the second start where the first ends: half a second as well
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -194,20 +231,41 @@ def test_what_load_tools_write_has_requests_and_latencies(tmp_path: Path, name: 
 
 
 TABLES = {
+    "locust's requests, one of which failed": "timestamp,name,response_time,exception,prompt_tokens,"
+    "completion_tokens\n1700000000.0,/v1,500,,100,3\n1700000000.2,/v1,500,HTTPError,9,9\n"
+    "1700000000.5,/v1,800,,50,7\n",
+    "CSV of OpenRouter": "generation_id,created_at,tokens_prompt,tokens_completion\n"
+    "a,2026-11-01 10:00:00.000,100,3\nb,2026-11-01 10:00:00.500,50,7\n",
+    "JSON lines of Bedrock": lines(
+        {
+            "timestamp": "2026-11-01T10:00:00Z",
+            "input": {"inputTokenCount": 100},
+            "output": {"outputTokenCount": 3},
+        },
+        {
+            "timestamp": "2026-11-01T10:00:00.5Z",
+            "input": {"inputTokenCount": 50},
+            "output": {"outputTokenCount": 7},
+        },
+    ),
+    "JSON lines, indented": "\n".join(
+        json.dumps({"ts": ts, "prompt_tokens": inputs, "completion_tokens": outputs}, indent=2)
+        for ts, inputs, outputs in zip(ARRIVALS, INPUTS, OUTPUTS, strict=True)
+    ),
     "locust's requests": "timestamp,request_type,response_time,prompt_tokens,completion_tokens\n"
     "1700000000.0,POST,500,100,3\n1700000000.5,POST,800,50,7\n",
-    "tabs": "request_time\tprompt_tokens\tcompletion_tokens\n2026-11-01T10:00:00+0100\t100\t3\n"
+    "CSV with tabs": "request_time\tprompt_tokens\tcompletion_tokens\n2026-11-01T10:00:00+0100\t100\t3\n"
     "2026-11-01T10:00:00.5+0100\t50\t7\n",
-    "a gateway's log": "timestamp,user_id,prompt_tokens,completion_tokens,status\n"
+    "CSV of a gateway": "timestamp,user_id,prompt_tokens,completion_tokens,status\n"
     "2026-11-01 10:00:00,u,100,3,200\n2026-11-01 10:00:00.25,u,9,9,429\n2026-11-01 10:00:00.5,v,50,7,200\n"
     "2026-11-01 10:00:00.5,v,50,0,200\n",
-    "milliseconds": "created_at;input_tokens;output_tokens\n1700000000000;100;3\n1700000000500;50;7\n",
-    "nested JSON": lines(
+    "CSV in milliseconds": "created_at;input_tokens;output_tokens\n1700000000000;100;3\n1700000000500;50;7\n",
+    "JSON lines, nested": lines(
         {"createdAt": "2026-11-01T12:00:00+02:00", "usage": {"prompt_tokens": 100, "completion_tokens": 3}},
         {"createdAt": "2026-11-01T10:00:00.5Z", "usage": {"prompt_tokens": 50, "completion_tokens": 7}},
         {"createdAt": "2026-11-01T10:00:01Z", "usage": {"prompt_tokens": 50}, "error": "timeout"},
     ),
-    "an array": json.dumps(
+    "JSON array": json.dumps(
         [
             {"ts": 0, "promptTokens": 100, "completionTokens": 3},
             {"ts": 0.5, "promptTokens": 50, "completionTokens": 7},
@@ -216,13 +274,18 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("name", [*TABLES, "parquet"])
+PARQUET = ("parquet", "parquet of dates")
+
+
+@pytest.mark.parametrize("name", [*TABLES, *PARQUET])
 def test_tables_are_read_by_the_usual_names_of_columns(tmp_path: Path, name: str) -> None:
     path = tmp_path / "file"
-    if name == "parquet":
+    if name in PARQUET:
         times = pd.to_datetime(["2026-11-01T10:00:00.0", "2026-11-01T10:00:00.5"])
         frame = pd.DataFrame({"request_time": times, "prompt_len": INPUTS, "output_len": OUTPUTS})
-        frame.assign(request_time=times.astype("datetime64[ns]").astype("int64")).to_parquet(path)
+        if name == "parquet":
+            frame = frame.assign(request_time=times.astype("datetime64[ns]").astype("int64"))
+        frame.to_parquet(path)
     else:
         path.write_text(TABLES[name])
     trace = read(path)
@@ -230,7 +293,7 @@ def test_tables_are_read_by_the_usual_names_of_columns(tmp_path: Path, name: str
     assert trace.integers("input_tokens").tolist() == INPUTS
     assert trace.integers("output_tokens").tolist() == OUTPUTS
     assert any("arrival from" in note and "output from" in note for note in trace.notes)
-    if name == "a gateway's log":
+    if name == "CSV of a gateway":
         assert any("2 of 4 requests" in note for note in trace.notes)
 
 
@@ -333,52 +396,161 @@ def test_llmperf_has_no_times(tmp_path: Path) -> None:
 
 METRIC = 'vllm:num_requests_running{engine="0"} 3.0\n'
 LOG = "(APIServer pid=1) INFO 11-01 10:00:10 Engine 000: Avg prompt throughput: 12.0 tokens/s\n"
+ONE_PAGE = "<!DOCTYPE html>\n<html><head><title>{}</title></head></html>"
+OF_AIPERF = {"request_throughput": {}, "request_latency": {}, "input_config": {}}
+OF_LOCUST = {"name": "/v1", "num_requests": 3, "num_failures": 0, "response_times": {"1": 2}, "start_time": 1}
+FAILED = {"error_code": 429, "number_output_tokens": 0, "number_input_tokens": 9, "ttft_s": 0}
+# By the kind of file that it is of, the text and what is said of it.
 WRONG = {
-    json.dumps(
-        {"num_prompts": 5, "total_input_tokens": 9, "mean_ttft_ms": 3}
-    ): "summary of a benchmark.*--save-detailed",
-    json.dumps(
-        {"backend": "sglang", "total_input_tokens": 9, "mean_ttft_ms": 3}
-    ): "summary.*--output-details",
-    "# HELP sglang:token_usage The token usage\n# TYPE sglang:token_usage gauge\n": "metrics.*from-metrics",
-    METRIC: "metrics of a server.*match --metrics",
-    json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}}): "metrics of a server",
-    LOG: "an engine's log.*--log",
-    "[2026-11-01 10:00:00] server_args=ServerArgs(model_path='x')\n": "an engine's log.*--log",
-    "[TensorRT-LLM][INFO] Number of tokens per block: 32\n": "an engine's log.*--log",
-    "Method,Name,Error,Occurrences\nPOST,/v1,timeout,3\n": "locust's history or failures.*prompt_tokens",
-    "Count,Message,Traceback,Nodes\n1,x,y,z\n": "locust's history or failures.*prompt_tokens",
-    "num_prompts,request_rate,mean_ttft_ms\n100,1,30\n": "runs of a sweep.*--save-detailed",
-    json.dumps(
-        {"avg_latency": 1.0, "latencies": [1.0], "percentiles": {}}
-    ): "vllm bench latency.*bench serve",
-    json.dumps({"elapsed_time": 3.0, "total_num_tokens": 9}): "vllm bench throughput.*bench serve",
-    "benchmarks:\n- requests:\n    successful: []\n": "guidellm's report in YAML.*benchmarks.json",
-    "Run Info,Run Info,Benchmark\nId,Model,Strategy\n": "guidellm's table.*benchmarks.json",
-    "Metric,avg,min,max,p99\nTime To First Token (ms),1,2,3,4\n": "AIPerf or genai-perf.*profile_export",
-    json.dumps(
-        {"request_throughput": {}, "request_latency": {}, "input_config": {}}
-    ): "AIPerf or genai-perf.*profile_export.jsonl",
-    "Type,Name,Request Count,Failure Count\nPOST,/v1,4,0\n": "locust's statistics.*prompt_tokens",
-    "Timestamp,User Count,Type,Name,Requests/s\n1,2,a,b,3\n": "locust's history.*prompt_tokens",
-    "results:\n  request_performance:\n    aggregate: {}\n": "inference-perf's report.*per_request_lifecycle",
-    json.dumps({"load_summary": {}, "successes": {}, "failures": {}}): "inference-perf's summary",
-    json.dumps(
-        {"service_kind": "openai", "experiments": [{"response_timestamps": []}]}
-    ): "genai-perf.*AIPerf",
-    json.dumps(
-        {"request_throughput": {}, "request_latency": {}, "time_to_first_token": {}, "input_config": {}}
-    ): "profile_export.jsonl",
-    json.dumps({"results_ttft_s_mean": 1.0, "model": "m"}): "llmperf's summary.*individual_responses",
-    "<!DOCTYPE html><html></html>": "a web page",
+    "vLLM, summary": (
+        json.dumps({"num_prompts": 5, "total_input_tokens": 9, "mean_ttft_ms": 3}),
+        "summary of a benchmark.*--save-detailed",
+    ),
+    "vLLM, sweep": ("num_prompts,request_rate,mean_ttft_ms\n100,1,30\n", "runs of a sweep.*--save-detailed"),
+    "vLLM, latency": (
+        json.dumps({"avg_latency": 1.0, "latencies": [1.0], "percentiles": {}}),
+        "vllm bench latency.*bench serve",
+    ),
+    "vLLM, throughput": (
+        json.dumps({"elapsed_time": 3.0, "total_num_tokens": 9}, indent=4),
+        "vllm bench throughput.*bench serve",
+    ),
+    "SGLang, summaries": (
+        lines(*[{"backend": "sglang", "total_input_tokens": 9, "mean_ttft_ms": 3}] * 2),
+        "summary.*--output-details",
+    ),
+    "guidellm, YAML": (
+        "benchmarks:\n- requests:\n    successful: []\n",
+        "guidellm's report in YAML.*benchmarks.json",
+    ),
+    "guidellm, CSV": (
+        "Run Info,Run Info,Benchmark\nId,Model,Strategy\n",
+        "guidellm's table.*benchmarks.json",
+    ),
+    "guidellm, page": (ONE_PAGE.format("GuideLLM"), "guidellm's report as a web page; give benchmarks.json"),
+    "guidellm, no usage": (
+        json.dumps({"benchmarks": [guidellm(1.0, 2.0)]}).replace(
+            '"prompt_tokens": 50', '"prompt_tokens": null'
+        ),
+        "prompt_tokens: is null, for the server sent no usage",
+    ),
+    "guidellm, all failed": (
+        json.dumps({"benchmarks": [{"requests": {"successful": [], "errored": [{}], "incomplete": [{}]}}]}),
+        "all of its 2 requests failed",
+    ),
+    "AIPerf, table": ("Metric,avg,min,max,p99\nTTFT (ms),1,2,3,4\n", "AIPerf or genai-perf.*profile_export"),
+    "AIPerf, summary": (json.dumps(OF_AIPERF), "AIPerf or genai-perf.*profile_export.jsonl"),
+    "AIPerf, raw": (
+        lines({"metadata": {"request_start_ns": 1}, "payload": {}, "responses": []}),
+        "AIPerf's raw export.*profile_export.jsonl",
+    ),
+    "AIPerf, inputs": (
+        json.dumps({"data": [{"session_id": "a", "payloads": [{"messages": [{"role": "user"}]}]}]}),
+        "inputs that AIPerf sent.*profile_export.jsonl",
+    ),
+    "genai-perf, raw": (
+        json.dumps({"service_kind": "openai", "experiments": [{"response_timestamps": []}]}),
+        "genai-perf.*AIPerf",
+    ),
+    "genai-perf, summary": (
+        json.dumps({**OF_AIPERF, "time_to_first_token": {}}, indent=2),
+        "genai-perf.*profile_export.jsonl",
+    ),
+    "inference-perf, report": (
+        "results:\n  request_performance:\n    aggregate: {}\n",
+        "inference-perf's report.*per_request_lifecycle",
+    ),
+    "inference-perf, summary": (
+        json.dumps({"load_summary": {}, "successes": {}, "failures": {}}),
+        "inference-perf's summary",
+    ),
+    "llmperf, summary": (
+        json.dumps({"results_ttft_s_mean": 1.0, "model": "m"}),
+        "llmperf's summary.*individual_responses",
+    ),
+    "llmperf, all failed": (json.dumps([FAILED] * 3), "all of its 3 requests failed"),
+    "locust, statistics": (
+        "Type,Name,Request Count,Failure Count\nPOST,/v1,4,0\n",
+        "locust's statistics.*prompt_tokens",
+    ),
+    "locust, history": (
+        "Timestamp,User Count,Type,Name,Requests/s\n1,2,a,b,3\n",
+        "locust's history.*prompt_tokens",
+    ),
+    "locust, failures": (
+        "Method,Name,Error,Occurrences\nPOST,/v1,timeout,3\n",
+        "locust's history or failures.*prompt_tokens",
+    ),
+    "locust, exceptions": (
+        "Count,Message,Traceback,Nodes\n1,x,y,z\n",
+        "locust's history or failures.*prompt_tokens",
+    ),
+    "locust, JSON": (json.dumps([OF_LOCUST], indent=4), "locust's statistics.*prompt_tokens"),
+    "locust, page": (ONE_PAGE.format("Locust"), "locust's report as a web page.*prompt_tokens"),
+    "LiteLLM, by day": (
+        json.dumps([{"startTime": "2026-11-01", "spend": 1.0, "users": {}, "models": {}}]),
+        "LiteLLM's spend by day.*LiteLLM_SpendLogs",
+    ),
+    "OTEL metrics": (json.dumps({"resourceMetrics": []}), "OpenTelemetry's metrics.*resourceSpans"),
+    "OTEL spans without tokens": (json.dumps(SPANS[1]), "no span of 1 has gen_ai.usage.prompt_tokens"),
+    "metrics, SGLang": (
+        "# HELP sglang:token_usage The token usage\n# TYPE sglang:token_usage gauge\n",
+        "metrics.*from-metrics",
+    ),
+    "metrics, vLLM": (METRIC, "metrics of a server.*match --metrics"),
+    "metrics, TensorRT-LLM": (
+        'trtllm_kv_cache_utilization{engine_type="trtllm"} 0.6\n',
+        "metrics of a server",
+    ),
+    "metrics, a query": (
+        json.dumps({"status": "success", "data": {"resultType": "matrix", "result": []}}),
+        "metrics of a server",
+    ),
+    "metrics, an export": (
+        lines({"metric": {"__name__": "vllm:num_requests_running"}, "values": [1], "timestamps": [2]}),
+        "metrics of a server",
+    ),
+    "log, vLLM": (LOG, "an engine's log.*--log"),
+    "log, SGLang": (
+        "[2026-11-01 10:00:00] server_args=ServerArgs(model_path='x')\n",
+        "an engine's log.*--log",
+    ),
+    "log, TensorRT-LLM": ("[TensorRT-LLM][INFO] Number of tokens per block: 32\n", "an engine's log.*--log"),
+    "CSV with other dates": (
+        "time,prompt_tokens,completion_tokens\n01/Nov/2026:10:00:00 +0000,100,3\n",
+        "line 2, field time: '01/Nov/2026:10:00:00 .* is no date as 2026-11-01T10:00:00Z",
+    ),
+    "CSV with thousands": (
+        'timestamp,prompt_tokens,completion_tokens\n1700000000,"1,100",3\n',
+        "'1,100' is no number; write it without commas",
+    ),
+    "JSON lines of a batch": (
+        lines({"custom_id": "a", "method": "POST", "url": "/v1", "body": {"messages": [{"role": "user"}]}}),
+        "requests of a batch.*output file",
+    ),
+    "a web page": (ONE_PAGE.format("x"), "this is a web page; download the file itself"),
 }
 
 
-@pytest.mark.parametrize("text", WRONG)
-def test_a_wrong_file_is_told_what_it_is(tmp_path: Path, text: str) -> None:
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_file_is_told_what_it_is(tmp_path: Path, name: str) -> None:
+    text, words = WRONG[name]
     (tmp_path / "file").write_text(text)
-    with pytest.raises(BadInput, match=WRONG[text]):
+    with pytest.raises(BadInput, match=words):
         read(tmp_path / "file")
+
+
+KINDS = (
+    *("guidellm", "SGLang", "vLLM", "inference-perf", "genai-perf", "AIPerf", "locust", "LiteLLM", "OTEL"),
+    *("CSV", "JSON", "parquet", "metrics", "log"),
+)
+
+
+def test_there_are_two_files_of_every_kind() -> None:
+    """llmperf's are read in tests of their own; those of metrics, logs and steps where they are read."""
+    names = [*FORMS, *TABLES, *PARQUET, *WRONG]
+    counts = {kind: sum(name.startswith(kind) for name in names) for kind in KINDS}
+    assert all(count >= 2 for count in counts.values()), counts
 
 
 READ = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from pagecast.traces.building import NO_REQUESTS, RequestRows
+from pagecast.traces.building import RequestRows, none_left
 from pagecast.traces.head import json_fields
 from pagecast.traces.records import Record, records
 from pagecast.traces.schema import Trace
@@ -43,7 +43,7 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
         latencies = (_seconds(metrics, name) for name in ("time_to_first_token", "request_latency"))
         rows.add(record.line, (start_ns - first_ns) / 1e9, inputs, outputs, session, *latencies)
     if not len(rows):
-        raise source.fail(NO_REQUESTS)
+        raise none_left(source, left_out)
     rows.count_from_first()
     notes = [f"left out, as warm-up or failed: {left_out:,} of {left_out + len(rows):,} requests"]
     return rows.finish(sort=True, time_field="request_start_ns", notes=notes if left_out else ())

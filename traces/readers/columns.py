@@ -11,15 +11,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pagecast.sim.core.errors import BadInput
-from pagecast.traces.building import NO_REQUESTS
+from pagecast.traces.building import NO_REQUESTS, none_left
 from pagecast.traces.head import Head
-from pagecast.traces.records import Record, items, records
+from pagecast.traces.records import Record, by_line, items
 from pagecast.traces.schema import Floats, Trace
 from pagecast.traces.source import Source
 from pagecast.traces.tabular import TextTable, check_names, read_table
@@ -28,12 +29,13 @@ from pagecast.traces.tabular import TextTable, check_names, read_table
 NAMES: dict[str, tuple[str, ...]] = {
     "arrival": (
         *("arrivals", "arrivaltime", "arrival", "requeststarttime", "starttime", "timestamp", "attimestamp"),
-        *("createdat", "created", "requesttime", "receivedat", "start", "datetime", "time", "ts", "date"),
+        *("createdat", "created", "requesttime", "requestcreatedat", "receivedat", "start", "datetime", "time", "ts", "date"),
     ),
     "input": (
         *("inputtokens", "prompttokens", "numprompttokens", "prompttokencount", "inputtokencount"),
         *(
             "contexttokens",
+            "tokensprompt",
             "tokensin",
             "inputlength",
             "promptlength",
@@ -47,6 +49,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         *("candidatestokencount", "outputtokencount", "completiontokencount", "numgenerationtokens"),
         *(
             "numgeneratedtokens",
+            "tokenscompletion",
             "tokensout",
             "outputlength",
             "completionlength",
@@ -68,7 +71,7 @@ NAMES: dict[str, tuple[str, ...]] = {
         "e2elatencys",
         "e2elatencyms",
     ),
-    "status": ("status", "statuscode", "httpstatus", "responsestatus", "error", "errorcode", "success"),
+    "status": ("status", "statuscode", "httpstatus", "responsestatus", "error", "errorcode", "success", "exception"),
 }
 _NEEDED = ("arrival", "input", "output")
 _TEXTS = ("session", "tenant", "model", "adapter", "salt")
@@ -125,12 +128,27 @@ def read(
         found = _mapped(source, head.columns, columns)
         table = read_table(source, list(dict.fromkeys(one.name for one in found.values())), limit)
         return _trace(table, found, head.columns)
-    array = head.text.startswith("[")
-    rows = [dict(_flat(record)) for record in (items if array else records)(source, limit)]
+    rows = [dict(_flat(record)) for record in _rows(items(source, limit), limit)]
     if not rows:
         raise source.fail(NO_REQUESTS)
     names = list(dict.fromkeys(name for row in rows for name in row))
-    return of_rows(source, names, rows, columns, None if array else 0)
+    return of_rows(source, names, rows, columns, 0 if by_line(source) else None)
+
+
+def _rows(found: Iterator[Record], limit: int | None) -> Iterator[Record]:
+    """The records; those of a list within, where there is one record with one list of objects, as APIs answer."""
+    first = next(found, None)
+    if first is None:
+        return
+    lists = [value for value in first.values.values() if isinstance(value, list)]
+    if len(lists) == 1 and lists[0] and all(isinstance(row, dict) for row in lists[0]):
+        second = next(found, None)
+        if second is None:
+            yield from (Record(first.source, at, row) for at, row in enumerate(lists[0][:limit], 1))
+            return
+        found = chain((second,), found)
+    yield first
+    yield from found
 
 
 def of_rows(
@@ -156,9 +174,7 @@ def _flat(record: Record, prefix: str = "", depth: int = 0) -> Iterator[tuple[st
 
 
 def _text(value: Any) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else repr(value)
+    return "" if value is None else str(value)
 
 
 def _mapped(source: Source, names: Sequence[str], columns: Sequence[str] | None) -> dict[str, _Column]:
@@ -197,7 +213,7 @@ def _trace(table: TextTable, found: dict[str, _Column], names: Sequence[str]) ->
     outputs = table.whole(said["output"], least=0, default=0)
     failed |= (outputs == 0) | empty
     if failed.all():
-        raise table.source.fail(f"all of its {total:,} requests failed or generated nothing; {NO_REQUESTS}")
+        raise none_left(table.source, total)
     table = table.only(~failed)
     arrival, how = _times(table, found["arrival"])
     columns: dict[str, Any] = {
@@ -232,7 +248,7 @@ def _failures(table: TextTable, found: dict[str, _Column]) -> npt.NDArray[np.boo
     if "status" not in found:
         return np.zeros(len(table), dtype=bool)
     name = found["status"].name
-    of_error = "error" in name.lower()
+    of_error = any(word in name.lower() for word in ("error", "exception"))
 
     def failed(text: str) -> bool:
         text = text.strip()
@@ -253,10 +269,17 @@ def _times(table: TextTable, column: _Column) -> tuple[Floats, str]:
         least = int(ticks.min())
         values = (ticks - least).astype(np.float64)
     except (ValueError, OverflowError):
+        _check_dates(table, column.name, texts[0])
         values = table.numbers(column.name)
         least = 0
     unit, why = _unit(column, float(np.median(values)) + least)
     return values * _UNITS[unit], f" ({unit}{why})"
+
+
+def _check_dates(table: TextTable, field: str, text: str) -> None:
+    """Errors: BadInput for a date that is written in another way than those that are read."""
+    if re.search(r"[/ :].*:\d", text):
+        raise table.fail(0, field, f"{text[:40]!r} is no date as 2026-11-01T10:00:00Z; write dates so")
 
 
 def _unit(column: _Column, middle: float) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import json
 import math
 from typing import Any
 
-from pagecast.traces.building import NO_REQUESTS, RequestRows
+from pagecast.traces.building import RequestRows, none_left
 from pagecast.traces.head import json_fields
 from pagecast.traces.records import Record
 from pagecast.traces.runs import chosen, several
@@ -50,7 +50,7 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False, run: i
                 break
             left_out += not _add(rows, Record(source, at, request, f"benchmark {number}, "))
     if not len(rows):
-        raise source.fail(NO_REQUESTS)
+        raise none_left(source, left_out)
     rows.count_from_first()
     notes = several(benchmarks, picked, _named)
     if left_out:
@@ -64,6 +64,8 @@ def _add(rows: RequestRows, request: Record) -> bool:
     outputs = request.whole("output_tokens", 0)
     if not outputs:
         return False
+    if not request.has("prompt_tokens"):
+        raise request.fail("prompt_tokens", "is null, for the server sent no usage: lengths are not known")
     start = "request_start_time" if request.has("request_start_time") else "start_time"
     ttft, e2e = (
         request.number(name, 0.0) if request.has(name) else math.nan

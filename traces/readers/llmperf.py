@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 from pagecast.traces.arrivals import ArrivalProcess
-from pagecast.traces.building import NO_REQUESTS, RequestRows
+from pagecast.traces.building import RequestRows, none_left
 from pagecast.traces.head import json_fields
 from pagecast.traces.records import items
 from pagecast.traces.schema import Trace
@@ -42,7 +42,7 @@ def read(
         )
         now_s += float(law.gaps_s(1, random)[0])
     if not len(rows):
-        raise source.fail(NO_REQUESTS)
+        raise none_left(source, failed)
     notes = [
         f"the format has no times: requests start at {law.rate:g} per second (Poisson, seed {seed}; choose "
         "with --session-rate), and what was measured belongs to a load that the file does not tell"

@@ -1,7 +1,9 @@
 """OpenTelemetry spans of requests: OTLP in JSON, as the collector's file exporter, Tempo and Jaeger give it.
 
+Also the spans that an SDK's console exporter prints.
+
 Every span with token counts is a request: `gen_ai.usage.prompt_tokens` or `input_tokens`,
-`completion_tokens` or `output_tokens`. It arrives at `startTimeUnixNano`; TTFT is
+`completion_tokens` or `output_tokens`, or OpenInference's names. It arrives at `startTimeUnixNano`; TTFT is
 `gen_ai.latency.time_to_first_token` (s), E2E the span's length. Sources: vLLM, vllm/tracing; OpenTelemetry's
 conventions for generative AI.
 """
@@ -11,22 +13,26 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from pagecast.traces.building import NO_REQUESTS, RequestRows
-from pagecast.traces.head import json_fields
-from pagecast.traces.records import Record, records
+from pagecast.traces.building import NO_REQUESTS, RequestRows, none_left
+from pagecast.traces.head import Head, json_fields
+from pagecast.traces.records import Record, items, records
 from pagecast.traces.schema import Trace
 from pagecast.traces.source import Source
 
 _COLUMNS = ("arrival_s", "input_tokens", "output_tokens", "session", "ttft_s", "e2e_s")
-_INPUT = ("gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens")
-_OUTPUT = ("gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens")
+_INPUT = ("gen_ai.usage.prompt_tokens", "gen_ai.usage.input_tokens", "llm.token_count.prompt")
+_OUTPUT = ("gen_ai.usage.completion_tokens", "gen_ai.usage.output_tokens", "llm.token_count.completion")
 _TTFT = ("gen_ai.latency.time_to_first_token",)
 _SESSION = ("gen_ai.conversation.id", "session.id")
 _OF_JAEGER = ("traceID", "spanID", "operationName", "tags")
+_OF_CONSOLE = ("trace_id", "span_id", "parent_id", "start_time", "end_time", "attributes")
 recognise = json_fields(
-    "resourceSpans", "scopeSpans", "spans", "startTimeUnixNano", "endTimeUnixNano", *_OF_JAEGER
+    *("resourceSpans", "scopeSpans", "spans", "startTimeUnixNano", "endTimeUnixNano"),
+    *_OF_JAEGER,
+    *_OF_CONSOLE,
 )
 
 
@@ -61,6 +67,8 @@ def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Tra
             float(_of(values, _TTFT) or math.nan),
             (end - start) / 1e9,
         )
+    if not len(rows) and failed:
+        raise none_left(source, failed)
     if not len(rows):
         raise source.fail(f"{NO_REQUESTS}: no span of {others:,} has {_INPUT[0]} and {_OUTPUT[0]}")
     rows.count_from_first()
@@ -75,6 +83,8 @@ def _spans(source: Source) -> Iterator[tuple[dict[str, Any], int]]:
     documents: Iterator[tuple[dict[str, Any], int]]
     if "resourceSpans" in source.head.decode("utf-8-sig", errors="replace").split("\n", 1)[0]:
         documents = ((record.values, record.line) for record in records(source))
+    elif Head(source.head).keys >= {"trace_id", "attributes", "start_time"}:
+        documents = ((record.values, record.line) for record in items(source))
     else:
         try:
             documents = iter([(json.loads(source.text()), 1)])
@@ -82,6 +92,9 @@ def _spans(source: Source) -> Iterator[tuple[dict[str, Any], int]]:
             raise source.fail(f"broken JSON ({error}); the file may be cut off") from None
     for document, line in documents:
         try:
+            if "start_time" in document:
+                yield _of_console(document), line
+                continue
             if "data" in document:
                 yield from ((_of_jaeger(span), line) for trace in document["data"] for span in trace["spans"])
                 continue
@@ -89,7 +102,7 @@ def _spans(source: Source) -> Iterator[tuple[dict[str, Any], int]]:
                 older = "instrumentationLibrarySpans"
                 for scope in resource[older if older in resource else "scopeSpans"]:
                     yield from ((span, line) for span in scope["spans"])
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, ValueError):
             raise source.fail("no spans (resourceSpans, scopeSpans, spans)", line) from None
 
 
@@ -103,6 +116,21 @@ def _of_jaeger(span: dict[str, Any]) -> dict[str, Any]:
         "attributes": [{"key": key, "value": {"value": value}} for key, value in tags.items()],
         "status": {"code": 2} if tags.get("error") or tags.get("otel.status_code") == "ERROR" else None,
     }
+
+
+def _of_console(span: dict[str, Any]) -> dict[str, Any]:
+    """A span as Python's console exporter prints it, as one of OTLP. Errors: KeyError, TypeError, ValueError."""
+    return {
+        "startTimeUnixNano": _ticks(span["start_time"]),
+        "endTimeUnixNano": _ticks(span["end_time"]),
+        "attributes": [{"key": key, "value": {"value": value}} for key, value in span["attributes"].items()],
+        "status": {"code": 2} if (span.get("status") or {}).get("status_code") == "ERROR" else None,
+    }
+
+
+def _ticks(date: str) -> int:
+    """Nanoseconds since 1970 of a date. Errors: ValueError, TypeError."""
+    return (datetime.fromisoformat(date) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
 
 
 def _attributes(span: dict[str, Any]) -> dict[str, Any]:

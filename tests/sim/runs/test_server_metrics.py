@@ -147,13 +147,69 @@ def test_two_dumps_make_a_trace_on_the_command_line(tmp_path: Path, capsys) -> N
             '{"data": {"result": [{"metric": {"pod": "a"}, "values": [[1, "2"]]}]}}',
             "its series have no names",
         ),
-        ('{"error": "bad_data"}', "no answer of Prometheus"),
+        ('{"status": "error", "error": "parse error"}', "answered with an error: parse error"),
+        ('{"arrival_s": 0, "input_tokens": 3}', "no answer of Prometheus, which has data and its result"),
+        ('{"data": {"resultType": "scalar", "result": [1, "2"]}}', "no answer of Prometheus"),
     ],
 )
 def test_what_are_no_metrics_is_told(tmp_path: Path, text: str, match: str) -> None:
     (tmp_path / "file").write_text(text)
     with pytest.raises(BadInput, match=match):
         read_metrics(tmp_path / "file")
+
+
+# As servers of the engine's versions show themselves, and what is to be read.
+DUMPS = {
+    "vllm, of 0.9": (
+        'vllm:num_requests_running{model_name="m"} 3\nvllm:gpu_cache_usage_perc{model_name="m"} 0.3\n'
+        'vllm:gpu_prefix_cache_hits_total{model_name="m"} 3\n'
+        'vllm:gpu_prefix_cache_queries_total{model_name="m"} 30\n',
+        {"running": 3, "kv_usage": 0.3, "hit_rate": 0.1},
+    ),
+    "vllm, federated, two replicas": (
+        "".join(
+            f'vllm:num_requests_running{{instance="{name}:1",model_name="m"}} 4 1700000000000\n'
+            f'vllm:num_preemptions_total{{instance="{name}:1",model_name="m"}} 6 1700000000000\n'
+            for name in "ab"
+        ),
+        {"running": 4, "preemptions": 6},
+    ),
+    "sglang, all ranks of one engine": (
+        "".join(
+            f'sglang:num_running_reqs{{model_name="m",tp_rank="{rank}"}} 4\n'
+            f'sglang:token_usage{{model_name="m",tp_rank="{rank}"}} 0.5\n'
+            f'sglang:num_retractions_total{{model_name="m",tp_rank="{rank}"}} 2\n'
+            for rank in range(4)
+        ),
+        {"running": 4, "kv_usage": 0.5, "preemptions": 2},
+    ),
+    "sglang, two engines that share the attention": (
+        "".join(
+            f'sglang:num_running_reqs{{dp_rank="{rank}",model_name="m",tp_rank="{rank}"}} {running}\n'
+            for rank, running in enumerate((4, 6))
+        ),
+        {"running": 5},
+    ),
+    "trtllm, of 1.1": (
+        'trtllm_num_requests_running{engine_type="trtllm",model_name="m"} 2\n'
+        'trtllm_kv_cache_hit_rate{engine_type="trtllm",model_name="m"} 0.25\n'
+        'trtllm_kv_cache_utilization{engine_type="trtllm",model_name="m"} 0.5\n',
+        {"running": 2, "hit_rate": 0.25, "kv_usage": 0.5},
+    ),
+    "trtllm, older names": (
+        "trtllm_num_active_requests 2\ntrtllm_server_queue_length 1\ntrtllm_kv_cache_utilization 0.5\n",
+        {"running": 2, "waiting": 1, "kv_usage": 0.5},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DUMPS)
+def test_a_dump_tells_the_figures_of_one_engine(name: str, tmp_path: Path) -> None:
+    text, figures = DUMPS[name]
+    (tmp_path / "metrics.prom").write_text(text)
+    found = read_metrics(tmp_path / "metrics.prom")
+    assert found.engine == name.split(",")[0]
+    assert found.figures == pytest.approx(figures)
 
 
 def test_a_server_that_was_started_again_is_counted_from_there(tmp_path: Path) -> None:
