@@ -83,7 +83,7 @@ def _spans(source: Source) -> Iterator[tuple[dict[str, Any], int]]:
     documents: Iterator[tuple[dict[str, Any], int]]
     if "resourceSpans" in source.head.decode("utf-8-sig", errors="replace").split("\n", 1)[0]:
         documents = ((record.values, record.line) for record in records(source))
-    elif Head(source.head).keys >= {"trace_id", "attributes", "start_time"}:
+    elif {"trace_id", "attributes", "start_time"} <= (Head(source.head).keys or set()):
         documents = ((record.values, record.line) for record in items(source))
     else:
         try:

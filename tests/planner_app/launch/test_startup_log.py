@@ -69,7 +69,51 @@ primary blocks=11000, secondary blocks=0, max sequence length=4096
 [11/01/2026-10:00:30] [TRT-LLM] [I] max_seq_len=4096, max_num_requests=64, max_num_tokens=8192, \
 max_batch_size=64
 """
+VLLM_10 = """\
+(APIServer pid=1) INFO 09-01 10:00:05 [api_server.py:1805] vLLM API server version 0.10.1.1
+(APIServer pid=1) INFO 09-01 10:00:05 [utils.py:326] non-default args: {'model': 'Qwen/Qwen3-8B', \
+'max_model_len': 8192}
+(EngineCore_0 pid=9) INFO 09-01 10:00:40 [kv_cache_utils.py:849] GPU KV cache size: 379,824 tokens
+(EngineCore_0 pid=9) INFO 09-01 10:00:40 [kv_cache_utils.py:853] Maximum concurrency for 8,192 tokens per \
+request: 46.37x
+"""
+SGLANG_4 = """\
+[2025-07-01 10:00:00] server_args=ServerArgs(model_path='Qwen/Qwen3-8B', dtype='auto', \
+mem_fraction_static=0.88, max_running_requests=None, tp_size=1, page_size=1, disable_radix_cache=False)
+[2025-07-01 10:00:10] KV Cache is allocated. #tokens: 374000, K size: 25.70 GB, V size: 25.70 GB
+[2025-07-01 10:00:20] max_total_num_tokens=374000, chunked_prefill_size=8192, max_prefill_tokens=16384, \
+max_running_requests=2048, context_len=40960
+"""
+TRTLLM_CPP = """\
+[TensorRT-LLM] TensorRT LLM version: 1.1.0
+[TensorRT-LLM][INFO] Max KV cache blocks per sequence: 64 [window size=2048], tokens per block=32, \
+primary blocks=8000, secondary blocks=100, max sequence length=2048
+[TensorRT-LLM][INFO] [MemUsageChange] Allocated 35.16 GiB for max tokens in paged KV cache (256000).
+"""
 CASES = {
+    "vllm-0.10": (
+        VLLM_10,
+        "0.10",
+        {"model": "Qwen/Qwen3-8B", "engine": "vllm@0.24", "max_model_len": 8192},
+        23738,
+    ),
+    "sglang-0.4": (
+        SGLANG_4,
+        None,
+        {
+            "model": "Qwen/Qwen3-8B",
+            "engine": "sglang@0.5.23",
+            "gpu_memory_utilization": 0.88,
+            "tensor_parallel_size": 1,
+            "block_size": 1,
+            "max_num_batched_tokens": 8192,
+            "max_prefill_tokens": 16384,
+            "max_num_seqs": 2048,
+            "max_model_len": 40960,
+        },
+        374000,
+    ),
+    "trtllm, without its arguments": (TRTLLM_CPP, "1.1", {"engine": "trtllm-guaranteed-no-evict@1.2"}, 8000),
     "vllm-0.24": (
         VLLM_24,
         "0.24",

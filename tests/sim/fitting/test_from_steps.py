@@ -77,10 +77,11 @@ def fpm(costs, host_s):
     return pd.concat([table, other])
 
 
-def test_times_of_whole_iterations_tell_the_host_too(tmp_path):
-    table = fpm(corrected(SCENARIO.step_costs(), REAL), 0.5e-3)
-    table.to_parquet(tmp_path / "fpm_forward_perf.parquet")
-    measured = read_timed_steps(tmp_path / "fpm_forward_perf.parquet", 1)
+@pytest.mark.parametrize("form", ["parquet", "csv"])
+def test_times_of_whole_iterations_tell_the_host_too(form, tmp_path):
+    table, file = fpm(corrected(SCENARIO.step_costs(), REAL), 0.5e-3), tmp_path / f"fpm_forward_perf.{form}"
+    table.to_parquet(file) if form == "parquet" else table.to_csv(file, index=False)
+    measured = read_timed_steps(file, 1)
     assert len(measured.batches) == 8 and "Qwen/Qwen3-14B, h100_sxm" in measured.notes[0]
     fitted = fit_steps([measured], SCENARIO, "mine")
     assert fitted.step_s == pytest.approx(0.5e-3, abs=0.3e-3)
