@@ -49,6 +49,7 @@ _SLOWEST = 0.8
 _SLOWEST_OF_SHORT = _SLOWEST ** (1 / THOROUGH)
 _SECOND = 1e-9
 _REST_PERIODS = 4  # least periods of a load at rest
+_LOOKS = 10  # rest is looked for after each period, after ten after each tenth more: a look reads all requests
 Floats = npt.NDArray[np.float64]
 Worst = Callable[[pd.DataFrame], float]  # the worst term of requests, in multiples of its bound
 
@@ -189,6 +190,7 @@ class _BacklogWatch(TimedWatch):
         self._period_s, self._worst = period_s, None if work.thorough else worst
         self.slowest = _SLOWEST if work.thorough else _SLOWEST_OF_SHORT
         self._edge = _REST_PERIODS  # periods until rest is looked for next
+        self._values: dict[int, float] = {}  # worst term by period, of those whose requests have ended
         self._came_ns: dict[int, int] = {}
         self._ended_ns: dict[int, int] = {}
         self._after_ns = round((self.begin_s + 2 * period_s) * NS)
@@ -209,8 +211,9 @@ class _BacklogWatch(TimedWatch):
             and not self.lost
             and arrival_ns * _SECOND >= self.begin_s + self._edge * self._period_s
         ):
-            self._edge += 1
-            self._look_for_rest(self._edge - 1, self._worst)
+            periods = self._edge
+            self._edge += max(periods // _LOOKS, 1)
+            self._look_for_rest(periods, self._worst)
 
     def _look_for_rest(self, periods: int, worst: Worst) -> None:
         """Ends the load where its settled periods were alike, and all that came in them has ended.
@@ -218,22 +221,32 @@ class _BacklogWatch(TimedWatch):
         One more such period, as far from them as they are from each other, must keep the SLO as well.
         """
         edges = self.begin_s + self._period_s * np.arange(periods + 1, dtype=np.float64)
-        before, last = self.within(edges)[-2:]
+        before, last = self.within(edges[-3:])
         grows = abs(last - before) / max(last, _FEW)
-        settled = edges[max(periods // 3, 1) : -1]
+        first = max(periods // 3, 1)
+        settled = edges[first:-1]
         came, endings = self.times()
         if grows > _AT_REST or (endings[(came >= settled[0]) & (came <= settled[-1])] == np.inf).any():
             return
-        requests = self.requests_so_far()
-        period = np.searchsorted(settled, requests["arrival_s"].to_numpy(np.float64), "right")
-        values = [
-            worst(requests[period == number]) for number in range(1, len(settled)) if (period == number).any()
-        ]
+        self._judge_periods(edges, first, worst)
+        values = [value for at, value in self._values.items() if at >= first]
         growth = grows * self.slowest / (1 - self.slowest)
         if values and (2 * max(values) - min(values)) * (1 + growth) ** 2 < 1:
             self.rested, self.from_s, self.to_s = periods, float(settled[0]), float(settled[-1])
             self.cut = True
             raise Enough
+
+    def _judge_periods(self, edges: Floats, first: int, worst: Worst) -> None:
+        """Judges the periods between `edges` from the `first` to the last but one, which have ended."""
+        new = [at for at in range(first, len(edges) - 2) if at not in self._values]
+        requests = self.requests_so_far()
+        period = np.searchsorted(edges, requests["arrival_s"].to_numpy(np.float64), "right") - 1
+        order = np.argsort(period, kind="stable")
+        begins = np.searchsorted(period[order], np.arange(len(edges)))
+        for at in new:
+            rows = order[begins[at] : begins[at + 1]]
+            if len(rows):
+                self._values[at] = worst(requests.iloc[rows])
 
     def ended(self, request: Request, now: int) -> None:
         self._ended_ns[request.index] = now
