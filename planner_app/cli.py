@@ -23,6 +23,7 @@ import time
 from contextlib import suppress
 from types import FrameType
 
+from pagecast.planner_app.garbage import collect_seldom
 from pagecast.planner_app.stderr import complain
 
 CANNOT_RUN_HERE = 3
@@ -37,6 +38,7 @@ def main(arguments: list[str] | None = None) -> None:
     interrupts = _Interrupts()
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as a shell leaves it to background jobs
         signal.signal(signal.SIGINT, interrupts)
+    collect_seldom()
     try:
         code = run(arguments)
     except KeyboardInterrupt:  # amid another error's last words

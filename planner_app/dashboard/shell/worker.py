@@ -14,6 +14,8 @@ import sys
 from contextlib import suppress
 from typing import Any, BinaryIO
 
+from pagecast.planner_app.garbage import collect_seldom
+
 MEMORY_BYTES = 6 << 30
 _NICE = 5
 
@@ -23,6 +25,7 @@ def main() -> None:
     back = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     _restrain()
+    collect_seldom()
     with suppress(BrokenPipeError):  # the server has gone: so do we
         _work(sys.stdin.buffer, back)
 

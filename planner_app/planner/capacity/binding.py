@@ -178,7 +178,7 @@ def press(
     served = pressed.judged_by(judged) if judged else pressed
     # A term of long loads (`backlog_growth`) does not occur here: `kept_up` stands for it in a short load.
     replay = served.serve(load, brief=brief, whole=not judged)
-    terms = pressed.judge(load, replay).terms
+    terms = (served if replay.lost else pressed).judge(load, replay).terms
     if limit:
         return Pressure(limit, terms, stopped=bool(replay.lost))
     scenario = question.scenario

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import floor, inf, log
+from math import ceil, floor, inf, log
 
 import numpy as np
 import pandas as pd
@@ -212,7 +212,7 @@ class CapacityQuestion:
                 low,
                 high,
                 start=ask.start,
-                step=ask.step,
+                step=partial(_distance, outcomes, ask.step),
                 resolution=ask.resolution,
                 verify=ask.verify,
                 guess=partial(_interpolated, outcomes),
@@ -363,6 +363,15 @@ def _interpolated(outcomes: dict[int, LoadTrial], good: int, bad: int) -> int | 
     if not low <= 1 < high < inf:
         return None
     return good + floor((1 - low) / (high - low) * (bad - good))
+
+
+def _distance(outcomes: dict[int, LoadTrial], most: int, at: int) -> int:
+    """Steps from an outcome to where its worst term would reach its bound if it grew with the load.
+
+    At most `most`: latencies grow faster than that where a queue begins.
+    """
+    far = max(map(excess, outcomes[at].terms), default=0.0)
+    return most if far == 0 else min(ceil(at * abs(1 - 1 / far)), most)
 
 
 def step_of(rate: float) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 _FURTHEST = 6  # most strides that `settle` goes down at once, however low its guess is
 _CHECKS = 3  # most restarts of a search, where a load above its answer holds after all
 Guess = Callable[[int, int], int | None]  # the likely answer between a step that holds and one that fails
+Distance = Callable[[int], int]  # from a step to the likely answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +35,16 @@ def largest(
     high: int,
     *,
     start: int,
-    step: int = 1,
+    step: int | Distance = 1,
     resolution: int = 1,
     verify: bool = True,
     guess: Guess | None = None,
 ) -> LargestStep:
     """The largest step between `low` and `high` that holds, given that larger ones tend to fail.
 
-    From `start` it goes in strides that double until a step that holds lies below one that fails, then halves
-    the steps between to `resolution`, in turn with `guess` where there is one. With `verify` it also tries
+    From `start` it goes in strides of `step` that double until a step that holds lies below one that fails,
+    then halves the steps between to `resolution`, in turn with `guess` where there is one. A `step` that
+    tells a distance is asked for each stride, which is at least `resolution`, and twice that the next time. With `verify` it also tries
     the steps on both sides of the answer. Where the one above holds, the search goes on from there: a single
     unlucky step does not decide.
     """
@@ -53,7 +55,9 @@ def largest(
             outcomes[at] = holds(at)
         return outcomes[at]
 
-    good, bad = _bracket(ask, low, high, min(max(start, low), high), max(step, 1))
+    stride = step if isinstance(step, int) else resolution
+    distance = None if isinstance(step, int) else step
+    good, bad = _bracket(ask, low, high, min(max(start, low), high), max(stride, 1), distance)
     if good is not None:
         for _ in range(_CHECKS + 1):
             good, bad = _bisect(ask, good, bad, resolution, guess)
@@ -114,23 +118,37 @@ def settle(
 
 
 def _bracket(
-    ask: Callable[[int], bool], low: int, high: int, start: int, step: int
+    ask: Callable[[int], bool],
+    low: int,
+    high: int,
+    start: int,
+    step: int,
+    distance: Distance | None = None,
 ) -> tuple[int | None, int]:
     """A step that holds and a larger one that fails; beyond `high` where none does, None where none holds."""
+
+    def stride(at: int) -> int:
+        nonlocal step
+        far = 0 if distance is None else distance(at)
+        if far > step:
+            return far
+        step *= 2
+        return step // 2
+
     if ask(start):
         good = start
         while good < high:
-            at = min(good + step, high)
+            at = min(good + stride(good), high)
             if not ask(at):
                 return good, at
-            good, step = at, 2 * step
+            good = at
         return good, high + 1
     bad = start
     while bad > low:
-        at = max(bad - step, low)
+        at = max(bad - stride(bad), low)
         if ask(at):
             return at, bad
-        bad, step = at, 2 * step
+        bad = at
     return None, bad
 
 

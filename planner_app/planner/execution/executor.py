@@ -26,6 +26,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import xxhash
+from pagecast.planner_app.garbage import collect_seldom
 from pagecast.planner_app.planner.execution.interface import AnswerT, Executor, ItemT
 from pagecast.planner_app.planner.execution.options import Many
 from pagecast.sim.core.errors import CannotRunHere
@@ -173,6 +174,7 @@ def _uninterrupted() -> Iterator[None]:
 
 def _begin() -> None:
     """A worker leaves interrupts to its parent, and ends when that is killed."""
+    collect_seldom()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_follow_parent, daemon=True).start()
 

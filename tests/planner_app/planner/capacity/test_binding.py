@@ -125,3 +125,13 @@ def test_infinite_latencies_are_told_apart_by_the_share_that_is_not_served():
     best = min(found.helped, key=lambda each: each.unserved)
     assert found.limit == best.limit
     assert best.unserved < found.without.unserved
+
+
+def test_a_replay_that_stops_for_one_term_does_not_lose_another():
+    ask = PlanOptions(slo="ttft_p99<60s,tpot_p95<5ms", most_requests=120)
+    question = CapacityQuestion(read("chat", limit=120), Scenario(costs="roofline", max_num_seqs=16), ask)
+    load = Load("concurrency", 16.0)
+    stopped = module.press(question, load, "KV blocks", frozenset({"tpot_p95<5ms"}))
+    assert stopped.stopped
+    assert not stopped.holds(frozenset({"tpot_p95<5ms"}))
+    assert "ttft_p99<60s" not in {term.text for term in stopped.terms if not term.holds}

@@ -95,6 +95,30 @@ def test_a_search_takes_few_evaluations():
     assert len(asked) == len(set(asked)) <= 16
 
 
+def test_a_search_that_knows_how_far_takes_fewer():
+    asked = []
+    answer = largest(
+        lambda at: asked.append(at) or at <= 313,
+        1,
+        8192,
+        start=301,
+        step=lambda at: abs(314 - at),
+        resolution=6,
+        verify=False,
+        guess=lambda good, bad: 313,
+    )
+    assert asked == [301, 314, 308]
+    assert answer.value == 308
+
+
+@given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 90), st.integers(0, 500), st.integers(0, 9))
+def test_a_wrong_distance_misses_no_answer(high, start, resolution, last, distance):
+    answer = largest(
+        lambda at: at <= last, 1, high, start=start, step=lambda _: distance, resolution=resolution
+    )
+    assert (answer.value or 0) <= min(last, high) < (answer.value or 0) + resolution + (not answer.value)
+
+
 def test_the_interval_is_students_on_logarithms_and_holds_the_forecast():
     draws = np.exp(np.random.default_rng(0).normal(3.0, 0.1, 4000))
     low, high = interval(draws.tolist(), float(np.exp(3.0)))
