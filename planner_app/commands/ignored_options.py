@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.planner.execution.options import Drawn
+from pagecast.planner_app.planner.sweep.space import knob_name
 from pagecast.sim.core.errors import BadInput
 
 
@@ -32,3 +33,11 @@ def refuse_without_draws(drawn: Drawn) -> None:
     if not drawn.replicates:
         given = {"fixed-workload": drawn.fixed_workload or None}
         refuse_options(given, "is for the draws behind intervals: give --replicates N as well")
+
+
+def refuse_set_twice(option: str, settings: Iterable[str], fixed: Mapping[str, object]) -> None:
+    """Errors: BadInput for a field that is given a value, and by `option` several."""
+    for text in settings:
+        name = knob_name(text)
+        given = {name.replace("_", "-"): fixed.get(name)}
+        refuse_options(given, f"is what {option} {text} varies: leave one of them out")

@@ -9,11 +9,15 @@ import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.fleet_options import FleetOptions
-from pagecast.planner_app.commands.ignored_options import refuse_options, refuse_without_draws
+from pagecast.planner_app.commands.ignored_options import (
+    refuse_options,
+    refuse_set_twice,
+    refuse_without_draws,
+)
 from pagecast.planner_app.commands.output import Explained, Output
 from pagecast.planner_app.commands.plan_view import show, show_answer
 from pagecast.planner_app.commands.scenario_options import WorkArguments, load
-from pagecast.planner_app.planner.capacity.options import PlanOptions, Target
+from pagecast.planner_app.planner.capacity.options import CompareOptions, PlanOptions, Target
 from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.fleet.options import Emitted, SizeOptions
 from pagecast.planner_app.reports.html_page import ready, write
@@ -34,6 +38,7 @@ def plan_command(
     fleet: FleetOptions,
     sizing: SizeOptions,
     ask: PlanOptions,
+    others: CompareOptions,
     many: Many,
     output: Explained,
 ) -> None:
@@ -46,6 +51,8 @@ def plan_command(
 
     With a fleet's options (--router, --fleet), --against or --emit it finds the fewest replicas that keep the
     SLO for TRACE at its own times instead; with --rate, for TRACE at that rate, repeated until it lasts.
+
+    With --compare it plans for several servers, and shows them in one table: the cheapest first with --price.
     """
     from pagecast.planner_app.planner.capacity.users import at_rate, lasting_at
     from pagecast.planner_app.planner.slo import Slo
@@ -55,6 +62,7 @@ def plan_command(
     if for_fleet:
         refuse_options({"replicas": fleet.replicas}, "is what plan finds, for a --router NAME: leave it out")
         reason = "is for one replica: leave it out, or leave the fleet's options, --against and --emit out"
+        refuse_options(others, reason)
         refuse_options(ask, reason, beyond=Target)
         refuse_options(output, reason, beyond=Output)
     else:
@@ -64,6 +72,9 @@ def plan_command(
             {name.replace("_", "-"): getattr(arguments.load, name) for name in _OF_CLIENTS},
             "says how many requests are sent at a time, which plan looks for: leave it out",
         )
+    if others.compare:
+        refuse_options(output, "is of one plan: leave it or --compare out", beyond=Output)
+        refuse_set_twice("--compare", others.compare, arguments.fields)
     sizing.check()
     if output.report is not None:
         ready("--report", output.report)
@@ -74,6 +85,11 @@ def plan_command(
 
         settings = _priced_fleet(fleet.settings(), scenario, ask)
         plan_fleet(work, scenario, settings, ask, sizing, many, output)
+        return
+    if others.compare:
+        from pagecast.planner_app.commands.plan_compare import plan_compared
+
+        plan_compared(work, scenario, ask, others, many, output)
         return
     result = _plan_replica(work, scenario, ask, many)
     _tell(result, output)

@@ -9,7 +9,7 @@ import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.fleet_options import FleetOptions
-from pagecast.planner_app.commands.ignored_options import refuse_options
+from pagecast.planner_app.commands.ignored_options import refuse_options, refuse_set_twice
 from pagecast.planner_app.commands.output import Reported
 from pagecast.planner_app.commands.scenario_options import (
     GivenScenario,
@@ -116,10 +116,7 @@ def _loads(arguments: GivenScenario, ask: SweepOptions) -> tuple[Trace, Scenario
 def _refuse_knobs_values(ask: SweepOptions, arguments: GivenScenario, fleet: FleetOptions) -> None:
     """Errors: BadInput for an option whose value every trial replaces by the knob's."""
     fixed = {**arguments.fields, **arguments.load.given(), "replicas": fleet.replicas, "router": fleet.router}
-    for text in ask.settings:
-        name = knob_name(text)
-        given = {name.replace("_", "-"): fixed.get(name)}
-        refuse_options(given, f"is what --set {text} varies: leave one of them out")
+    refuse_set_twice("--set", ask.settings, fixed)
 
 
 def as_dict(result: SweepResult) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from pagecast.traces.schema import Spans, Trace
 from pagecast.traces.texts import multimodal_items
 
 _ROWS_AT_ONCE = 256
+_PARTS = 64  # kept at once
 
 
 class Feed:
@@ -153,33 +154,31 @@ class Feed:
 
 
 class SpanRows:
-    """The spans of rows as tuples. Where rows are asked for in order, those of many are made at once."""
+    """The spans of rows as tuples, made for many rows at once: later turns of sessions are asked for in turns."""
 
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
-        self._first = 0  # the first of the rows that are kept
-        self._end = 0  # the row after the last of them
-        self._starts: list[int] = []
-        self._pieces: list[tuple[int, int, int]] = []
+        # By number, `_ROWS_AT_ONCE` rows each: where the spans of each row start in those of all.
+        self._parts: dict[int, tuple[list[int], list[tuple[int, int, int]]]] = {}
 
     def of(self, row: int) -> list[tuple[int, int, int]]:
         """The spans `(content, offset, length)` of a row; none where it has no content."""
-        if row == self._end:
-            self._keep(row)
-        elif not self._first <= row < self._end:
-            return self._spans.row(row)
-        number = row - self._first
-        return self._pieces[self._starts[number] : self._starts[number + 1]]
+        part, number = divmod(row, _ROWS_AT_ONCE)
+        if part not in self._parts:
+            self._keep(part)
+        starts, pieces = self._parts[part]
+        return pieces[starts[number] : starts[number + 1]]
 
-    def _keep(self, row: int) -> None:
-        spans = self._spans
-        starts = spans.start[row : row + _ROWS_AT_ONCE + 1]
-        self._first = row
-        self._end = row + len(starts) - 1
+    def _keep(self, part: int) -> None:
+        """Makes a part, in place of the one made first where there are many."""
+        if len(self._parts) == _PARTS:
+            del self._parts[next(iter(self._parts))]
+        spans, first = self._spans, part * _ROWS_AT_ONCE
+        starts = spans.start[first : first + _ROWS_AT_ONCE + 1]
         low, high = int(starts[0]), int(starts[-1])
-        self._starts = (starts - low).tolist()
         columns = (spans.content, spans.offset, spans.length)
-        self._pieces = list(zip(*(column[low:high].tolist() for column in columns), strict=True))
+        pieces = list(zip(*(column[low:high].tolist() for column in columns), strict=True))
+        self._parts[part] = (starts - low).tolist(), pieces
 
 
 def _items_of(text: str, tokens: int, row: int) -> list[tuple[str, int, int]]:

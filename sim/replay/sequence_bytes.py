@@ -13,13 +13,10 @@ def bytes_per_sequence(lengths: list[int], scenario: Scenario) -> float:
     tp = scenario.tensor_parallel_size
     if not lengths:
         return 0.0
-    unique, counts = np.unique(np.array(lengths), return_counts=True)
     size = scenario.block_size
-    total = 0.0
-    for n, count in zip(unique.tolist(), counts.tolist(), strict=True):
-        whole = -(-n // size) * size
-        total += _sequence_bytes(model, whole, scenario) * count
-    return total * tp / len(lengths)
+    whole, counts = np.unique(-(-np.array(lengths) // size) * size, return_counts=True)
+    each = [_sequence_bytes(model, tokens, scenario) for tokens in whole.tolist()]
+    return float(np.dot(each, counts)) * tp / len(lengths)
 
 
 def _sequence_bytes(model: ModelFacts, tokens: int, scenario: Scenario) -> int:

@@ -127,28 +127,27 @@ def _bracket(
 ) -> tuple[int | None, int]:
     """A step that holds and a larger one that fails; beyond `high` where none does, None where none holds."""
 
-    def stride(at: int) -> int:
-        nonlocal step
-        far = 0 if distance is None else distance(at)
-        if far > step:
-            return far
-        step *= 2
-        return step // 2
+    def far(at: int) -> int:
+        return step if distance is None else max(distance(at), step)
 
     if ask(start):
         good = start
         while good < high:
-            at = min(good + stride(good), high)
+            stride = far(good)
+            at = min(good + stride, high)
             if not ask(at):
                 return good, at
             good = at
+            if stride == step:
+                step *= 2
         return good, high + 1
     bad = start
     while bad > low:
-        at = max(bad - stride(bad), low)
+        at = max(bad - far(bad), low)
         if ask(at):
             return at, bad
         bad = at
+        step *= 2  # always: what fails was stopped, so that its distance is told too short
     return None, bad
 
 

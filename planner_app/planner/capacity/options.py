@@ -74,3 +74,13 @@ class PlanOptions(Drawn, Target):
         if 0 < count < LEAST_REPLICATES:
             raise ValueError(f"an interval needs {LEAST_REPLICATES}; 0 makes none")
         return count
+
+
+class CompareOptions(Options):
+    """Servers that are planned for beside each other."""
+
+    compare: tuple[str, ...] = Field(
+        default=(),
+        description="field=values, may be repeated: a plan for each, in one table: gpu=H100,B200, "
+        "model=Qwen/Qwen3-8B,Qwen/Qwen3-8B-FP8; without intervals unless --replicates is given",
+    )

@@ -1,0 +1,142 @@
+"""`pagecast plan --compare`: a plan for each of several servers, in one table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from math import isinf
+from typing import Any
+
+import typer
+from pagecast.planner_app import console
+from pagecast.planner_app.commands.output import Output
+from pagecast.planner_app.commands.screen import clipped
+from pagecast.planner_app.planner.capacity.comparing import Compared, best, compare
+from pagecast.planner_app.planner.capacity.options import CompareOptions, PlanOptions
+from pagecast.planner_app.planner.capacity.planning import Answer
+from pagecast.planner_app.planner.execution.executor import executor
+from pagecast.planner_app.planner.execution.options import Many
+from pagecast.planner_app.planner.sweep.space import parse_space, shown
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
+from rich.table import Table
+
+_BREAKS = "breaks first"
+
+
+def plan_compared(
+    work: Trace, scenario: Scenario, ask: PlanOptions, others: CompareOptions, many: Many, output: Output
+) -> None:
+    """Prints a row for each server. Exit code 1 where none keeps the SLO, 130 after an interrupt.
+
+    Errors: BadInput for a field or value that no scenario could have, and a GPU without a price.
+    """
+    draws = ask.replicates if "replicates" in ask.model_fields_set else 0
+    ask = ask.model_copy(update={"replicates": draws, "explain": False})
+    count = parse_space(others.compare, scenario).size or 0
+    with executor(many) as run, console.progress("servers", count) as update:
+        rows, complete = compare(work, scenario, ask, others.compare, run, update)
+    winner = best(rows)
+    if output.json_only:
+        body: dict[str, Any] = {
+            "trace": work.name,
+            "requests": len(work),
+            "slo": ask.slo,
+            "complete": complete,
+            "best": winner and winner.point,
+            "servers": [row.to_dict() for row in rows],
+        }
+        console.print_json(body)
+    else:
+        _show(work, ask, rows, winner, count)
+    if not complete:
+        raise typer.Exit(130)
+    if winner is None:
+        raise typer.Exit(1)
+
+
+def _show(
+    work: Trace, ask: PlanOptions, rows: Sequence[Compared], winner: Compared | None, count: int
+) -> None:
+    plans = [row.plan for row in rows if row.plan is not None]
+    rate = next((plan.requests_per_s for plan in plans if plan.requests_per_s), None)
+    console.out.print(
+        f"{work.name}: {len(work):,} requests" + (f" at {rate:.3g}/s" if rate else "") + f", SLO {ask.slo}",
+        soft_wrap=True,
+    )
+    if len(rows) < count:
+        console.out.print(f"interrupted: {len(rows)} of {count} servers were planned for", soft_wrap=True)
+    if winner is None:
+        console.out.print("no server keeps the SLO", soft_wrap=True)
+    else:
+        console.out.print(f"cheapest: {_setting(winner)}{_cost(winner)}", soft_wrap=True)
+    for line in console.table_lines(_table(sorted(rows, key=lambda row: row.price))):
+        console.out.print(line, soft_wrap=True)
+    for row in rows:
+        if row.plan is None:
+            console.out.print(clipped(f"{_setting(row)}: {row.reason}"), soft_wrap=True)
+    console.out.print("pagecast plan of one of them tells more, --json has every figure", soft_wrap=True)
+
+
+def _setting(row: Compared) -> str:
+    return " ".join(f"{name}={shown(value)}" for name, value in row.point.items())
+
+
+def _cost(row: Compared) -> str:
+    assert row.plan is not None
+    need, cost = row.plan.replicas, row.plan.cost
+    text = "" if need is None else f", {console.counted(need.gpus, 'GPU')}"
+    if cost is not None and cost.usd_per_hour is not None:
+        text += f", ${cost.usd_per_hour:,.2f} per hour"
+    return text
+
+
+def _table(rows: Sequence[Compared]) -> Table:
+    """A row for each server; columns that none fills are left out."""
+    lines = [{**{name: shown(value) for name, value in row.point.items()}, **_cells(row)} for row in rows]
+    table = Table(box=None, pad_edge=False)
+    names = [name for name in dict.fromkeys(key for line in lines for key in line)]
+    for name in names:
+        left = name in rows[0].point or name == _BREAKS
+        table.add_column(name, justify="left" if left else "right", no_wrap=True)
+    for line in lines:
+        table.add_row(*(line.get(name, "-") for name in names))
+    return table
+
+
+def _cells(row: Compared) -> dict[str, str]:
+    if row.plan is None:
+        return {_BREAKS: "can't serve it"}
+    plan, cells = row.plan, {}
+    users, rate = plan.concurrency, plan.answers.get("rate")
+    if users is not None:
+        cells["users"] = _value(users)
+    if rate is not None:
+        cells["requests/s"] = _value(rate)
+    most = rate or users
+    if most is not None and most.at is not None:
+        cells["tokens/s"] = f"{most.at.output_tokens_per_s:,.0f}"
+    if plan.replicas is not None:
+        cells["GPUs"] = f"{plan.replicas.gpus:,}"
+    if plan.cost is not None and plan.cost.usd_per_hour is not None:
+        cells["$/hour"] = f"{plan.cost.usd_per_hour:,.2f}"
+    if plan.cost is not None and plan.cost.usd_per_million_output_tokens is not None:
+        cells["$/M tokens"] = f"{plan.cost.usd_per_million_output_tokens:,.2f}"
+    cells["step times"] = f"±{plan.step_times_percent:.0f}%"
+    if most is not None and most.beyond is not None:
+        names = [re.split("[<>]", term.text)[0] for term in most.beyond.broken]
+        cells[_BREAKS] = " and ".join("the queue" if name == "backlog_growth" else name for name in names)
+    return cells
+
+
+def _value(answer: Answer) -> str:
+    if answer.value is None:
+        return "none"
+    text = _number(answer.value)
+    if answer.low is not None and answer.high is not None:
+        text += f" ({_number(answer.low)} to {_number(answer.high)})"
+    return text + (" or more" if answer.at_limit else "")
+
+
+def _number(value: float) -> str:
+    return "-" if isinf(value) else f"{value:,.0f}" if value >= 100 or value.is_integer() else f"{value:.3g}"
