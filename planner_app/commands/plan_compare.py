@@ -21,7 +21,7 @@ from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 from rich.table import Table
 
-_BREAKS = "breaks first"
+_BREAKS = "breaks"
 
 
 def plan_compared(
@@ -106,7 +106,7 @@ def _table(rows: Sequence[Compared]) -> Table:
 
 def _cells(row: Compared) -> dict[str, str]:
     if row.plan is None:
-        return {_BREAKS: "can't serve it"}
+        return {}
     plan, cells = row.plan, {}
     users, rate = plan.concurrency, plan.answers.get("rate")
     if users is not None:
