@@ -21,9 +21,7 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.eviction import Eviction
 from pagecast.sim.core.memory.eviction_orders import (
     ORDERS,
-    REUSE_ORDERS,
     OrderSettings,
-    ReuseOrder,
     equal_cost,
 )
 from pagecast.sim.core.memory.fair_eviction import FairEviction
@@ -80,7 +78,7 @@ class CacheRules:
         """The profile with these rules in place of its own. Errors: BadInput for rules it cannot have."""
         policy = self.policy
         reserve = self._tokens_to_reserve()
-        changed = replace(profile, eviction=self._order_of(profile), hybrid_order=self._hybrid_order)
+        changed = replace(profile, eviction=self._order_of(profile))
         if policy.shed_ttft_s is not None:
             changed = replace(changed, intake=self._intake_of(profile, round(policy.shed_ttft_s * 1e9)))
         if reserve is None and policy.watermarks is None and policy.victim is None:
@@ -134,20 +132,6 @@ class CacheRules:
             return plain if own else self._ranked(limits, plain.blanks_first)
 
         return make
-
-    def _hybrid_order(self, limits: Limits) -> ReuseOrder | None:
-        """The order for models whose layers keep different tokens; None: vLLM's. Errors: BadInput."""
-        word = self._eviction_word()
-        if word == "lru":
-            return None
-        if word not in REUSE_ORDERS:
-            *others, last = REUSE_ORDERS
-            raise BadInput(
-                f"eviction {word} may rank a block below those that need it, and layers of this "
-                f"model keep different tokens; choose {', '.join(others)} or {last}, "
-                "or give disable_hybrid_kv_cache_manager"
-            )
-        return REUSE_ORDERS[word](self._order_settings(limits))
 
     def _ranked(self, limits: Limits, blanks_first: bool) -> RankedEviction:
         order = ORDERS[self._eviction_word()](self._order_settings(limits))

@@ -13,10 +13,7 @@ from pagecast.sim.core.invariant import hold as _hold
 from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
-from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.memory.memory import Memory
-from pagecast.sim.core.memory.pool import BlockPool
-from pagecast.sim.core.memory.run import Run
 from pagecast.sim.core.memory.table import Table
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.scheduler import Scheduler
@@ -56,8 +53,8 @@ def check_counts(s: Scheduler) -> None:
 def check(s: Scheduler) -> None:
     """Everything, in time linear in blocks and requests. Changes nothing. Errors: `InvariantError`.
 
-    Each block is in one run; the free pieces and the holdings cover each run exactly; holders are counted
-    right; each published run is in the index under its key and nothing else is; parents and children agree;
+    Each block is in one extent, held or free; holders are counted right; each extent with content is in the
+    index under its key and nothing else is; parents and children agree;
     running requests have the blocks that their position needs; host slots and pins are those of contents and
     of jobs under way.
     """
@@ -75,30 +72,6 @@ def check(s: Scheduler) -> None:
 @singledispatch
 def check_memory(memory: Memory, s: Scheduler) -> None:
     """Checks what is behind the door. Each kind of memory has its own check; others have none."""
-
-
-@check_memory.register
-def _check_runs(memory: KvMemory, s: Scheduler) -> None:
-    pool = memory.pool
-    runs = _runs_held(s, memory)
-    _check_index(pool)
-    held: Counter[int] = Counter()
-    for run in runs:
-        for block in run.blocks[: run.owned()]:
-            held[block] += 1
-    free = _free_blocks(pool)
-    twice = [block for block, count in held.items() if count > 1 or block in free]
-    _hold(not twice, f"blocks {twice[:5]} are in two places")
-    missing = set(range(s.limits.num_blocks)) - free - set(held)
-    _hold(not missing, f"blocks {sorted(missing)[:5]} are lost")
-    entries = 0
-    for group in memory.groups:
-        entries += sum(len(holding.blocks()) for holding in group.holdings.values())
-    entries += sum(len(holding.blocks()) for holding in memory.detached)
-    shared = sum(group.shared_blocks for group in memory.groups)
-    _hold(shared == entries - memory.used_blocks, f"{shared} shared blocks, {entries} in all tables")
-    for request in s.requests.values():
-        _check_request(s, memory, request)
 
 
 @check_memory.register
@@ -186,6 +159,8 @@ def _check_extents(pool: ExtentPool, extents: list[Extent]) -> None:
     _hold(all(extent.blocks for extent in indexed), "an empty extent is still in the index")
     _hold(len(indexed) == len(set(indexed)), "an extent is indexed twice")
     _hold(set(indexed) == {extent for extent in extents if extent.key is not None}, "the index is wrong")
+    for extent in indexed:
+        _check_family(extent)
     for key, siblings in pool.index.items():
         _hold(all(each.key == key and not each.is_spare for each in siblings), "an entry has another content")
         ordered = all(one.end <= other.number for one, other in pairwise(siblings))
@@ -198,83 +173,12 @@ def _check_extents(pool: ExtentPool, extents: list[Extent]) -> None:
             _hold(known.issuperset(numbers), "a spare is not found in the place of another")
 
 
-def _free_blocks(pool: BlockPool) -> set[int]:
-    """The blocks of all free pieces, which are checked on the way."""
-    free = set(pool.blanks)
-    _hold(len(free) == len(pool.blanks), "a blank block is listed twice")
-    runs: dict[Run, int] = {}
-    for piece in pool.eviction:
-        _hold(piece in (piece.run.free or ()), "a run does not know its free piece")
-        _hold(0 <= piece.low < piece.high, f"free piece {piece.low}..{piece.high}")
-        free.update(piece.run.blocks[piece.low : piece.high])
-        runs[piece.run] = runs.get(piece.run, 0) + 1
-    for run, pieces in runs.items():
-        top = len(run.blocks)
-        for piece in run.free or ():
-            _hold(piece.high == top, "a run's free pieces do not follow one another from its end")
-            top = piece.low
-        _hold(top == run.owned(), f"{run.owned()} blocks of a run are held, those after {top} are free")
-        _hold(len(run.free or ()) == pieces, "a run's free piece is not in the eviction order")
-    _hold(len(free) == pool.free_blocks, f"{len(free)} free blocks, {pool.free_blocks} counted")
-    return free
-
-
-def _runs_held(s: Scheduler, memory: KvMemory) -> list[Run]:
-    """The runs that requests hold, or that wait to be given back; their holders are counted on the way."""
-    readers: dict[Run, Counter[int]] = {}
-    runs: dict[Run, None] = {}
-    for group in memory.groups:
-        for request in group.holdings:
-            _check_holder(s, request)
-    held = [holding for group in memory.groups for holding in group.holdings.values()]
-    for holding in (*held, *memory.detached):
-        for run, count in holding.prefix_parts():
-            runs[run] = None
-            readers.setdefault(run, Counter())[count] += 1
-        for run in holding.own:
-            runs[run] = None
-            _hold(run.writer is holding, "a run's writer is not its holder")
-        _hold(not holding.own or holding.tail is holding.own[-1], "the tail is not the last own run")
-    for run in runs:
-        _hold(dict(readers.get(run, {})) == (run.held or {}), f"readers of a run: {run.held}")
-        written = run.writer is None or run in run.writer.own
-        _hold(written, "a run's writer does not know it")
-    return list(runs)
-
-
-def _check_index(pool: BlockPool) -> None:
-    for key in pool.index.first:
-        for run in pool.index.chain(key):
-            _hold(run.indexed and run.key == key, "an index entry points at another content")
-            _hold(run.published <= len(run.blocks), "more published than there is")
-            _hold(run.published > 0 or run.writer is not None, "an empty run is still in the index")
-            _check_family(run)
-
-
-def _check_family(run: Run) -> None:
-    for child in run.children or ():
-        _hold(child.parent is run, "a child has another parent")
-        _hold(child.start >= run.start, "a child starts before its parent")
-    if run.parent is not None:
-        _hold(run in (run.parent.children or ()), "a parent does not know its child")
-
-
-def _check_request(s: Scheduler, memory: KvMemory, request: Request) -> None:
-    running = s.running
-    tokens = _expected_tokens(s, request)
-    blocks_needed = -(-tokens // s.limits.block_size)
-    for group in memory.groups:
-        holding = group.holdings.get(request)
-        blocks = [] if holding is None else holding.blocks()
-        # Blocks for drafts that were rejected are kept for the next ones, and those of a load that failed for
-        # the tokens that are computed instead.
-        loads = s.offloading is not None and request.state in (State.LOADING, State.PREFILL)
-        more = s.lifecycle.drafter is not None or loads
-        enough = len(blocks) >= blocks_needed if more else len(blocks) == blocks_needed
-        _hold(enough, f"{request!r} holds {len(blocks)} blocks, needs {blocks_needed}")
-        _hold(len(set(blocks)) == len(blocks), f"{request!r} holds a block twice")
-    if request in running.decoders.requests:
-        _hold(request.state is State.DECODE, f"{request!r} is among the decoding requests")
+def _check_family(extent: Extent) -> None:
+    for child in extent.children or ():
+        _hold(child.parent is extent, "a child has another parent")
+        _hold(extent.number < child.number <= extent.end, "a child does not follow its parent's blocks")
+    if extent.parent is not None:
+        _hold(extent in (extent.parent.children or ()), "a parent does not know its child")
 
 
 def _expected_tokens(s: Scheduler, request: Request) -> int:

@@ -194,10 +194,6 @@ class Step:
         `start`: what it has beyond its prefix hit, in the step that admits it.
         """
         end = request.computed_tokens + tokens
-        if start.kind is StartKind.TAKE:
-            reuse = self._memory.partial_reuse
-            assert reuse is not None and start.run is not None
-            reuse.take_over(request, start.run)
         drafts = 0
         if self._drafter is None:
             self._memory.grow(request, end)
@@ -341,12 +337,17 @@ class Step:
 
     # ---- requests come and go
 
-    def admit(self, request: Request, hit: Hit, head_start_tokens: int = 0) -> None:
+    def admit(self, request: Request, hit: Hit, start: HeadStart = NO_START) -> None:
         """Gives a waiting request its cached prefix. `run` has to follow.
 
-        `head_start_tokens`: tokens beyond the hit that need not be computed (see `compute`).
+        `start`: what it has beyond the hit (see `compute`). A block that becomes its own is taken at once:
+        by the time of its chunk others may have it.
         """
-        self.lifecycle.admit(request, hit, self.now, head_start_tokens)
+        self.lifecycle.admit(request, hit, self.now, start.tokens)
+        if start.kind is StartKind.TAKE:
+            reuse = self._memory.partial_reuse
+            assert reuse is not None and start.extent is not None
+            reuse.take_over(request, start.extent)
         if self.offloading is not None:
             self._newcomers.append(request)
 

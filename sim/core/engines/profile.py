@@ -16,11 +16,9 @@ from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.eviction import Eviction, LeastRecentlyUsed
-from pagecast.sim.core.memory.eviction_orders import ReuseOrder
-from pagecast.sim.core.memory.kv_memory import BlockPool, KvMemory, MakeGroups, one_full_group
+from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.memory import OffloadableMemory
-from pagecast.sim.core.memory.partial_reuse import PartialReuse
-from pagecast.sim.core.memory.tenant_ledger import TenantLedger
+from pagecast.sim.core.memory.window_rules import DENSE, WindowRules
 from pagecast.sim.core.parts import Parts
 from pagecast.sim.core.queue import Order, Queue
 from pagecast.sim.core.rules.fair_order import WeightedFair
@@ -28,6 +26,7 @@ from pagecast.sim.core.rules.order import ByPriority, FirstComeFirstServed
 from pagecast.sim.core.rules.rules import MakeAdmission, MakeVictim, Mix
 from pagecast.sim.core.running import Running
 from pagecast.sim.core.step import Step
+from pagecast.sim.core.stretch.hybrid import HybridStride
 from pagecast.sim.core.stretch.stride import Stride
 from pagecast.sim.core.tiers.offloading import Offloading
 
@@ -44,11 +43,6 @@ def queue_order(limits: Limits) -> Order:
 def least_recently_used(limits: Limits) -> Eviction:
     """LRU; blocks without content go first where content can be found at all."""
     return LeastRecentlyUsed(blanks_first=limits.caching or limits.host is not None)
-
-
-def vllm_order(limits: Limits) -> None:
-    """Blocks of layers that keep different tokens are evicted in vLLM's order."""
-    return
 
 
 @dataclass(frozen=True)
@@ -89,9 +83,7 @@ class Profile:
     option_names: Mapping[str, str] = field(default_factory=dict, hash=False)
     order: Callable[[Limits], Order] = queue_order
     eviction: Callable[[Limits], Eviction] = least_recently_used
-    hybrid_order: Callable[[Limits], ReuseOrder | None] = vllm_order
     intake: Callable[[Limits], Intake | None] | None = None
-    groups: MakeGroups = one_full_group
     publish_at_commit: bool = False
     publish_output_at_end: bool = False
     keeps_planned: bool = False
@@ -108,6 +100,10 @@ class Profile:
 
     def mix(self, limits: Limits) -> Mix:
         """The rule that fills a step."""
+        raise NotImplementedError
+
+    def hybrid_mix(self, limits: Limits, memory: HybridMemory) -> Mix:
+        """As `mix`, for layers that keep different tokens, where the engine serves them (`hybrid`)."""
         raise NotImplementedError
 
     def defaults(self, deployment: Deployment) -> dict[str, Any]:
@@ -202,10 +198,14 @@ class Profile:
         """The parts of one replica's scheduler. Errors: BadInput as for `check`."""
         self.check(limits, drafter)
         running = self.running(limits)
-        memory = self._memory(limits, log, running)
+        rules = self.window_rules()
+        eviction = self.eviction(limits)
+        memory = HybridMemory(limits, log, running.findable, eviction, rules, numbered=numbered)
         lifecycle = self._lifecycle(limits, memory, running, log, drafter)
         step = Step(lifecycle, memory, drafter, self.drafting)
-        return Parts(lifecycle, step, self.mix(limits), Stride(lifecycle, memory, step))
+        if memory.plain:
+            return Parts(lifecycle, step, self.mix(limits), Stride(lifecycle, memory, step))
+        return Parts(lifecycle, step, self.hybrid_mix(limits, memory), HybridStride(lifecycle, memory, step))
 
     def running(self, limits: Limits) -> Running:
         """The running requests: none yet."""
@@ -227,22 +227,9 @@ class Profile:
         """The order of waiting requests that hold blocks, where they come before all others."""
         return None
 
-    def _memory(self, limits: Limits, log: EventLog, running: Running) -> KvMemory:
-        eviction = self.eviction(limits)
-        ledger = eviction.ledger
-        if ledger is None and limits.tenants is not None:
-            ledger = TenantLedger()
-        partial = None
-        if limits.partial_reuse and limits.caching:
-            partial = PartialReuse(limits.block_size, copies=limits.partial_reuse == "copy")
-        return KvMemory(
-            BlockPool(limits.num_blocks, eviction, log, ledger, partial_reuse=partial is not None),
-            limits.block_size,
-            progress=running.findable,
-            caching=limits.caching,
-            groups=self.groups,
-            partial_reuse=partial,
-        )
+    def window_rules(self) -> WindowRules:
+        """The engine's rules for layers that keep different tokens."""
+        return DENSE
 
     def _lifecycle(
         self,

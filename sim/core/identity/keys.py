@@ -15,6 +15,7 @@ have one segment per block, whose digest extends the one before it by the ids.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import NamedTuple
@@ -226,6 +227,11 @@ class BlockKeys:
             return self.digests[block]
         segment = next(i for i, end in enumerate(self.ends) if block < end)
         return _digest(self.digests[segment] + _SPAN(block, 0, 0))
+
+
+def segment_of(keys: BlockKeys, number: int) -> int:
+    """The segment in which a key block lies."""
+    return number if keys.explicit else bisect_right(keys.ends, number)
 
 
 def common_tokens(one: BlockKeys, other: BlockKeys, start: int, most: int) -> int:

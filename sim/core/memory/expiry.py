@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pagecast.sim.core.events import EventKind
+from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.memory.eviction import TimedEviction
-from pagecast.sim.core.memory.pool import BlockPool
 
 
 class Expiry:
-    """Ends the retention of a pool's free blocks. `eviction` is the pool's."""
+    """Ends the retention of free blocks in an eviction order."""
 
-    def __init__(self, pool: BlockPool, eviction: TimedEviction) -> None:
-        self._pool = pool
+    def __init__(self, eviction: TimedEviction, log: EventLog) -> None:
         self._eviction = eviction
+        self._log = log
 
     @property
     def due_ns(self) -> int:
@@ -25,12 +24,10 @@ class Expiry:
 
     def revert(self, now: int) -> None:
         """Ends the retention that is over at `now`."""
-        pool, eviction = self._pool, self._eviction
+        eviction = self._eviction
         eviction.now = now
-        while (piece := eviction.expired()) is not None:
-            # Blocks of the run that are held, or were freed later, keep theirs.
-            run = pool.split(piece.run, piece.low) if piece.low else piece.run
-            run.keep = None
-            eviction.revert(piece)
-            if pool.log.events is not None:
-                pool.log.add(EventKind.REVERTED, "", run.blocks[piece.low : piece.high])
+        while (extent := eviction.expired()) is not None:
+            extent.keep = None
+            eviction.revert(extent)
+            if self._log.events is not None:
+                self._log.add(EventKind.REVERTED, "", extent.blocks.tolist())

@@ -1,13 +1,19 @@
 """Extents: neighbouring blocks of equal groups whose content is alike and that the same tables hold.
 
-They are the pieces of the memory of hybrid models. There a request may give back the first of its blocks and
-keep the others, so unlike a `Run` an extent is held as a whole or not at all, but for its first rows: what
-concerns a part of it splits it first.
+A request may give back the first of its blocks and keep the others (windows), and share its first blocks with
+some requests and more of them with others. So an extent is held as a whole or not at all, but for its first
+rows: what concerns a part of it splits it first.
+
+Where an order of eviction needs to know what follows what, extents of layers that keep every token form
+trees: an extent's parent holds the block before its first one.
 """
 
 from __future__ import annotations
 
 from array import array
+
+from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.retention import DEFAULT_PRIORITY, BlockRange, Keep
 
 
 class Free:
@@ -30,6 +36,36 @@ NO_ROWS: list[Free] = []
 """The `free_rows` of an extent that has none; never changed."""
 
 
+class Origin:
+    """What is known of the request that writes extents, where tenants, retention or trees need it.
+
+    `retention` is what was asked for its blocks, if anything, and `tenant` the one that pays for them.
+    `made`: when the first block of each of its segments was taken, by the segment's number.
+    """
+
+    __slots__ = ("keys", "made", "retention", "tenant")
+
+    def __init__(self, keys: BlockKeys, retention: tuple[BlockRange, ...] | None, tenant: str) -> None:
+        self.keys = keys
+        self.retention = retention
+        self.tenant = tenant
+        self.made: dict[int, int] = {}
+
+    def kept_alike(self, block: int, end: int) -> int:
+        """Where the blocks from one on end, at `end` at most, that have the same retention."""
+        for first, last, _ in self.retention or ():
+            if first <= block < last:
+                return min(end, last)
+        return end
+
+    def keep_at(self, block: int) -> Keep | None:
+        """The retention of a block, by its number."""
+        for first, end, keep in self.retention or ():
+            if first <= block < end:
+                return keep
+        return None
+
+
 class Extent:
     """Rows of `width` blocks, one of each group: row i ends with key block `number + i * units` of a segment.
 
@@ -38,24 +74,39 @@ class Extent:
     by one: `free_rows` has the place of each of them, and nobody holds them. `is_spare`: another extent of
     equal content is found in its place. `rest` is what was split off its end while a table held both; it
     counts only for entries of tables that are longer than the extent, and may be out of date otherwise.
-    `uses` counts the tables that reused it, and `rank` is its place among free ones, where that decides what
-    is evicted.
+    `uses` counts the tables that reused it.
+
+    Where it is `in_tree` it has `parent` and `children`, and `is_rest`: it was split off its parent's end. `origin` is
+    the request that wrote it, `made` when, `keep` the retention that is asked for it; where nobody asks for
+    these they are None and 0. `level` and `used` are its place in a heap while it is free
+    (`RankedEviction`).
     """
 
     __slots__ = (
         "blocks",
+        "children",
         "free",
         "free_rows",
         "holders",
+        "in_tree",
+        "is_rest",
         "is_spare",
+        "keep",
         "key",
+        "level",
+        "made",
         "number",
-        "rank",
+        "origin",
+        "parent",
         "rest",
         "units",
+        "used",
         "uses",
         "width",
     )
+
+    level: float
+    used: int
 
     def __init__(
         self, blocks: array[int], key: bytes | None, number: int, units: int, width: int = 1
@@ -71,7 +122,13 @@ class Extent:
         self.free: Free | None = None
         self.free_rows = NO_ROWS
         self.uses = 0
-        self.rank = 0
+        self.origin: Origin | None = None
+        self.parent: Extent | None = None
+        self.children: dict[Extent, None] | None = None
+        self.in_tree = False
+        self.is_rest = False
+        self.keep: Keep | None = None
+        self.made = 0
 
     @property
     def rows(self) -> int:
@@ -84,10 +141,74 @@ class Extent:
         return len(self.blocks) // self.width - len(self.free_rows)
 
     @property
+    def start(self) -> int:
+        """The number of its first row."""
+        return self.number
+
+    @property
     def end(self) -> int:
         """The number that a further row would have."""
         return self.number + len(self.blocks) // self.width * self.units
 
+    @property
+    def priority(self) -> int:
+        """Its retention priority."""
+        return DEFAULT_PRIORITY if self.keep is None else self.keep.priority
+
+    @property
+    def tenant(self) -> str:
+        """The tenant that computed it; empty for content that all may share."""
+        origin = self.origin
+        return "" if origin is None or self.number < origin.keys.public_blocks else origin.tenant
+
     def column(self, group: int) -> array[int]:
         """The blocks of one group, without those that were given back one by one."""
         return self.blocks[len(self.free_rows) * self.width + group :: self.width]
+
+    # ---- the tree
+
+    def follow(self, parent: Extent) -> None:
+        """Makes it a child of the extent that holds the block before its first one."""
+        self.parent = parent
+        if parent.children is None:
+            parent.children = {self: None}
+        else:
+            parent.children[self] = None
+
+    def leave_tree(self) -> None:
+        """Takes it out, for its content is gone; its children, if any are held still, become roots."""
+        if self.parent is not None:
+            assert self.parent.children is not None
+            del self.parent.children[self]
+            self.parent = None
+        if self.children:
+            for child in self.children:
+                child.parent = None
+            self.children = None
+
+    def move_children(self, rest: Extent) -> None:
+        """Gives `rest`, just cut off its end, the children that follow those blocks, and follows with it."""
+        if self.children:
+            later = [child for child in self.children if child.number > rest.number]
+            for child in later:
+                del self.children[child]
+                child.parent = rest
+            if later:
+                rest.children = dict.fromkeys(later)
+        rest.is_rest = True
+        rest.follow(self)
+
+    def evictable(self) -> int:
+        """How many blocks, from its end, can be taken without cutting off cached blocks that follow.
+
+        A free block that follows in the tree could never be found again. Blocks that somebody holds do not
+        count: their holder holds all that precedes them as well.
+        """
+        low = self.number
+        end = self.end
+        for child in self.children or ():
+            if child.blocks and not child.holders and child.number > low:
+                low = child.number
+                if low >= end:
+                    return 0
+        return (end - low) // self.units

@@ -31,12 +31,25 @@ from __future__ import annotations
 from array import array
 from bisect import insort
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import cycle, groupby, islice
+from typing import Protocol
 
 from pagecast.sim.core.events import EventKind, EventLog
+from pagecast.sim.core.identity.keys import segment_of
 from pagecast.sim.core.memory.blocks import last_first, numbered_blocks, unnumbered_blocks, without
-from pagecast.sim.core.memory.extent import NO_ROWS, Extent, Free
+from pagecast.sim.core.memory.extent import NO_ROWS, Extent, Free, Origin
 from pagecast.sim.core.memory.table import Leaver, Table
+from pagecast.sim.core.memory.tenant_ledger import TenantLedger
+
+
+class Watcher(Protocol):
+    """Hears which content can be found: blocks `begin` to `end` of the segment that has the key `key`."""
+
+    def stored(self, key: bytes, begin: int, end: int) -> None:
+        """These blocks can be found from now on."""
+
+    def removed(self, key: bytes, begin: int, end: int) -> None:
+        """These blocks can no longer be found, or one copy of them less."""
 
 
 class ExtentPool:
@@ -56,11 +69,30 @@ class ExtentPool:
     `index` has the findable extents of each segment's key (with its groups), in order and without overlaps;
     `spares` have content that is found elsewhere, oldest first. `brings_rows_together`: where an extent is
     evicted, the rows of a spare that replace it stay one extent.
+
+    Not `blanks_first`: blocks without content take their turn among the others. `ledger`: the tenants'
+    accounts. `rooted`: extents form trees (see `extent.py`).
     """
 
     brings_rows_together = True
 
-    def __init__(self, num_blocks: int, log: EventLog, *, numbered: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        log: EventLog,
+        *,
+        numbered: bool = True,
+        blanks_first: bool = True,
+        ledger: TenantLedger | None = None,
+        rooted: bool = False,
+    ) -> None:
+        self.ledger = ledger
+        self.rooted = rooted
+        self.births = 0  # segments begun so far, where they are counted (`Origin.made`)
+        self.watcher: Watcher | None = None
+        self._watched: frozenset[bytes] = frozenset()  # the marks of the groups that it hears of
+        self._heard = ledger is not None or log.events is not None  # whether anybody hears of what is lost
+        self._blanks_first = blanks_first
         self.num_blocks = num_blocks
         self.null = num_blocks
         self.log = log
@@ -84,6 +116,13 @@ class ExtentPool:
     def no_blocks(self) -> array[int]:
         """An empty sequence of blocks, to be filled."""
         return self.nothing[:]
+
+    def watch(self, watcher: Watcher, marks: frozenset[bytes]) -> None:
+        """Tells a watcher, before the first take, of the content of the groups with these marks."""
+        self._watched = marks
+        self.watcher = watcher if self.watcher is None else _Both(self.watcher, watcher)
+        self._heard = True
+        self._most_owed = 0  # it hears of what is evicted at once
 
     # ---- taking
 
@@ -141,14 +180,36 @@ class ExtentPool:
             taken = self._take_next(n)
             n -= len(taken)
             evicted = evicted + taken if evicted else taken
-        if self.log.events is not None and evicted:
-            self.log.add(EventKind.EVICTED, "", evicted.tolist())
         if self.tails:
             for block in evicted:
                 self.tails.pop(block, None)
-        if self.log.kv is not None and evicted:
-            self.log.kv.removed(evicted.tolist())
         return evicted
+
+    def _lose(self, extent: Extent, number: int, blocks: array[int]) -> None:
+        """Takes note that blocks of an extent of one group were taken, the last first; from `number` on.
+
+        What had no content does not count as evicted.
+        """
+        if extent.key is None:
+            self.evicted_blocks -= len(blocks)
+        elif self._heard:
+            self._tell_lost(extent, number, blocks)
+
+    def _tell_lost(self, extent: Extent, number: int, blocks: array[int]) -> None:
+        """Tells ledger, watcher and log of blocks whose content is lost."""
+        tenant = extent.tenant
+        if self.ledger is not None:
+            self.ledger.evict(tenant, len(blocks))
+        key = extent.key
+        if self.watcher is not None and key is not None and key[-2:] in self._watched:
+            self.watcher.removed(key[:-2], number, number + len(blocks))
+        if self.log.events is not None:
+            detail = "" if extent.keep is None else f"priority={extent.keep.priority}"
+            if tenant:
+                detail = f"{detail} tenant={tenant}".lstrip()
+            self.log.add(EventKind.EVICTED, "", blocks.tolist(), detail)
+        if self.log.kv is not None:
+            self.log.kv.removed(blocks.tolist())
 
     def _take_next(self, n: int) -> array[int]:
         """Takes up to `n` blocks of those that were freed together first."""
@@ -182,6 +243,8 @@ class ExtentPool:
             count += 1
             number = extent.number
             extent.number += extent.units
+            if self._heard:
+                self._lose(extent, number, taken[-1:])
             if not blocks:
                 self._forget(extent)
             if spares:
@@ -209,7 +272,8 @@ class ExtentPool:
     def _take_columns(self, free: Free, n: int) -> array[int]:
         """Takes up to `n` blocks of extents that were freed together."""
         extents = free.extents
-        if extents[0].width == 1 and n < sum([len(extent.blocks) for extent in extents]):
+        heard = self._heard or not self._blanks_first
+        if extents[0].width == 1 and (heard or n < sum([len(extent.blocks) for extent in extents])):
             return self._take_column(free, n)
         blocks = _in_order(extents)
         if n < len(blocks):
@@ -235,6 +299,7 @@ class ExtentPool:
     def _take_column(self, free: Free, n: int) -> array[int]:
         """Takes up to `n` blocks of extents of one group that were freed together."""
         extents = free.extents
+        heard = self._heard or not self._blanks_first
         taken = self.nothing
         while n and extents:
             extent = extents[-1]
@@ -247,11 +312,14 @@ class ExtentPool:
                 part = blocks
                 number = extent.number
                 extents.pop()
+                extent.blocks = self.nothing
                 self._forget(extent)
             n -= len(part)
             if self.spares:
                 self._replace(extent, number, len(part))
             part = last_first(part, 1)
+            if heard:
+                self._lose(extent, number, part)
             taken = taken + part if taken else part
         if not extents:
             _unlink(free)
@@ -290,6 +358,38 @@ class ExtentPool:
         if self.spares:
             self._replace(extent, extent.end, rows)
 
+    def take_in_turn(self, n: int, takers: list[str]) -> array[int]:
+        """As `take`, one block at a time, for several tenants: the k-th for tenant k modulo their number."""
+        ledger = self.ledger
+        assert ledger is not None
+        ledger.taker = takers[0]
+        blank = len(self.blanks)
+        if n <= blank or takers.count(ledger.taker) == len(takers):
+            return self.take(n)
+        blocks = self.take(blank)
+        for taker in islice(cycle(takers), blank, n):
+            ledger.taker = taker
+            blocks += self.take(1)
+        return blocks
+
+    def take_last(self, extent: Extent) -> array[int]:
+        """Takes the last block of a free extent, with its content: that can't be found any more."""
+        number = extent.end - extent.units
+        self.free_blocks -= 1
+        block = extent.blocks[-1:]
+        del extent.blocks[-1:]
+        if not extent.blocks:
+            self._wake(extent)
+        if extent.key is not None:
+            self.evicted_blocks += 1
+            if not extent.blocks:
+                self._forget(extent)
+            if self.spares:
+                self._replace(extent, number, 1)
+            if self._heard:
+                self._lose(extent, number, block)
+        return block
+
     def evict(self, n: int) -> None:
         """Evicts what the next `n` free blocks hold; they stay free, ahead of all others."""
         blocks = self.take(n)
@@ -308,6 +408,8 @@ class ExtentPool:
             else:
                 self._wake(extent)
                 self.free_blocks -= len(extent.blocks)
+                if self.ledger is not None:
+                    self.ledger.cached[extent.tenant] -= len(extent.blocks)
             extent.holders += 1
         return shared
 
@@ -350,6 +452,11 @@ class ExtentPool:
             else:
                 extent.rest = None
                 kept.append(extent)
+                if self.ledger is not None:
+                    self.ledger.cached[extent.tenant] += len(blocks)
+        if blanks and not self._blanks_first:
+            self._free([_free_extent(blanks)])
+            blanks = self.nothing
         if kept:
             kept.reverse()
             self._free(kept)
@@ -369,14 +476,27 @@ class ExtentPool:
                 and extent.key == last.key
                 and extent.is_spare == last.is_spare
                 and extent.holders == last.holders < 2
+                and (not extent.in_tree or (extent.is_rest and extent.parent is last))
+                and extent.origin is last.origin
+                and extent.keep == last.keep
             ):
                 last.blocks += extent.blocks
                 last.rest = extent.rest
+                last.uses = max(last.uses, extent.uses)
+                self._join_tree(last, extent)
                 self._forget(extent)
             else:
                 last = extent
                 joined.append(last)
         return joined
+
+    def _join_tree(self, last: Extent, extent: Extent) -> None:
+        """Gives an extent the children of the one that was joined to it."""
+        children = extent.children
+        if children:
+            extent.children = None
+            for child in children:
+                child.follow(last)
 
     def _free(self, extents: list[Extent]) -> None:
         """Puts extents at the end of the free ones."""
@@ -491,23 +611,36 @@ class ExtentPool:
         del extent.blocks[at * extent.width :]
         rest.holders = extent.holders
         rest.is_spare = extent.is_spare
+        rest.uses = extent.uses
+        if extent.in_tree:
+            rest.in_tree = True
+            extent.move_children(rest)
+        if extent.origin is not None:
+            rest.origin, rest.keep, rest.made = extent.origin, extent.keep, extent.made
         if extent.holders:
             rest.rest = extent.rest
             extent.rest = rest
         else:
-            rest.free = extent.free
-            free = self.unbroken if extent.free is None else extent.free.extents
-            free.insert(free.index(extent) + 1, rest)
+            self._split_free(extent, rest)
         if extent.key is not None:
             siblings = self._siblings(extent)
             siblings.insert(siblings.index(extent) + 1, rest)
         return rest
+
+    def _split_free(self, extent: Extent, rest: Extent) -> None:
+        """Puts what was cut off a free extent behind it in the order of free ones."""
+        rest.free = extent.free
+        free = self.unbroken if extent.free is None else extent.free.extents
+        free.insert(free.index(extent) + 1, rest)
 
     def cut_front(self, extent: Extent, rows: int) -> Extent:
         """Cuts the first rows off an extent that one table holds, and returns them."""
         size = rows * extent.width
         front = Extent(extent.blocks[:size], extent.key, extent.number, extent.units, extent.width)
         front.is_spare = extent.is_spare
+        front.uses = extent.uses
+        if extent.origin is not None:
+            front.origin, front.keep, front.made = extent.origin, extent.keep, extent.made
         del extent.blocks[:size]
         del extent.free_rows[:rows]
         extent.number += rows * extent.units
@@ -527,8 +660,12 @@ class ExtentPool:
         """
         siblings = self.index.get(key)
         held = table.held
+        if self.watcher is not None and key[-2:] in self._watched:
+            self.watcher.stored(key[:-2], number, number + rows)
         if siblings is None:
             extent = Extent(table.take_tail(rows), key, number, units, table.width)
+            if table.origin is not None:
+                self._adopt(table, table.origin, extent)
             self.index[key] = [extent]
             held.append((extent, rows))
             return
@@ -536,18 +673,64 @@ class ExtentPool:
         end = last.number + len(last.blocks) // last.width * units
         if number < end:
             new = Extent(table.take_tail(rows), key, number, units, table.width)
-            table.add(self._publish_among(siblings, new))
+            for extent in self._publish_among(siblings, new):
+                if table.origin is not None:
+                    self._adopt(table, table.origin, extent)
+                table.add([extent])
             return
         blocks = table.take_tail(rows)
         if number == end and held:
             behind, length = held[-1]
             if behind is last and last.holders == 1 and not last.uses:
-                last.blocks += blocks
-                held[-1] = (last, length + rows)
-                return
+                origin = table.origin
+                if last.origin is origin and (
+                    origin is None or last.keep == origin.keep_at(number + 1 - units)
+                ):
+                    last.blocks += blocks
+                    held[-1] = (last, length + rows)
+                    return
         extent = Extent(blocks, key, number, units, table.width)
+        if table.origin is not None:
+            self._adopt(table, table.origin, extent)
         siblings.append(extent)
         held.append((extent, rows))
+
+    def _adopt(self, table: Table, origin: Origin, extent: Extent) -> None:
+        """Notes what is known of an extent that a table publishes behind those that it has."""
+        extent.origin = origin
+        first = extent.number + 1 - extent.units
+        extent.keep = origin.keep_at(first)
+        extent.made = origin.made.get(segment_of(origin.keys, extent.number), 0)
+        extent.in_tree = table.rooted
+        if table.rooted and table.held:
+            extent.follow(table.last_extent())
+
+    def withdraw(self, table: Table, place: int) -> None:
+        """Makes the rows of a table from a place on unfindable, but for those that others hold too."""
+        while table.held and table.places - len(table.tail) // table.width > place:
+            extent = table.last_extent()
+            first = table.places - len(table.tail) // table.width - extent.length
+            if extent.holders > 1 or extent.free_rows:
+                return
+            if first < place:
+                table.cut_to(table.extents())
+                extent = self.split(extent, place - first)
+            if extent.key is not None:
+                self._forget(extent)
+                if self.spares:
+                    self._replace(extent, extent.number, extent.rows)
+                if self._heard:
+                    self._tell_withdrawn(extent)
+            table.cut_to(table.extents()[:-1])
+            table.tail = extent.blocks + table.tail
+
+    def _tell_withdrawn(self, extent: Extent) -> None:
+        """Tells watcher and stream that content can't be found any more, although its blocks are held."""
+        key = extent.key
+        if self.watcher is not None and key is not None and key[-2:] in self._watched:
+            self.watcher.removed(key[:-2], extent.number, extent.end)
+        if self.log.kv is not None:
+            self.log.kv.removed(extent.blocks.tolist())
 
     def _publish_among(self, siblings: list[Extent], new: Extent) -> list[Extent]:
         """Publishes rows some of whose contents may be findable already.
@@ -580,6 +763,12 @@ class ExtentPool:
 
     def _forget(self, extent: Extent) -> None:
         """Makes an extent unfindable."""
+        if extent.in_tree:
+            extent.leave_tree()
+        if extent.key is not None:
+            self._leave_index(extent)
+
+    def _leave_index(self, extent: Extent) -> None:
         key = extent.key
         assert key is not None
         by_key = self.spares if extent.is_spare else self.index
@@ -597,8 +786,7 @@ class ExtentPool:
         one row keep the order in which they would be evicted.
         """
         key = extent.key
-        assert key is not None
-        if extent.is_spare or key not in self.spares:
+        if key is None or extent.is_spare or key not in self.spares:
             return
         end = number + rows * extent.units
         while number < end:
@@ -623,7 +811,7 @@ class ExtentPool:
             spare = self.split(spare, at)
         if spare.end > end:
             self.split(spare, (end - spare.number) // spare.units)
-        self._forget(spare)
+        self._leave_index(spare)
         spare.is_spare = False
         assert spare.key is not None
         insort(self.index.setdefault(spare.key, []), spare, key=_number)
@@ -634,31 +822,26 @@ class ExtentPool:
         """The free extents with content, and those whose first rows are free, once for each time they are."""
         self.settle()
         yield from self.unbroken
-        for ring in self._all_rings():
-            free = ring.after
-            while free is not ring:
-                yield from free.extents
-                free = free.after
+        free = self.ring.after
+        while free is not self.ring:
+            yield from free.extents
+            free = free.after
 
     def free_order(self) -> Iterator[int]:
         """The free blocks, first the one that is taken first. Linear in the pool."""
         self.settle()
         yield from reversed(self.blanks)
         yield from self.begun
-        for ring in self._all_rings():
-            rows: dict[Extent, int] = {}
-            free = ring.after
-            while free is not ring:
-                if not free.by_row:
-                    yield from _in_order(free.extents)
-                for extent in free.extents if free.by_row else ():
-                    row = rows.get(extent, 0)
-                    rows[extent] = row + 1
-                    yield from extent.blocks[row * extent.width : (row + 1) * extent.width]
-                free = free.after
-
-    def _all_rings(self) -> list[Free]:
-        return [self.ring]
+        rows: dict[Extent, int] = {}
+        free = self.ring.after
+        while free is not self.ring:
+            if not free.by_row:
+                yield from _in_order(free.extents)
+            for extent in free.extents if free.by_row else ():
+                row = rows.get(extent, 0)
+                rows[extent] = row + 1
+                yield from extent.blocks[row * extent.width : (row + 1) * extent.width]
+            free = free.after
 
     def findable_extents(self) -> Iterator[Extent]:
         """Every extent with content. Linear in what is cached."""
@@ -670,6 +853,29 @@ class ExtentPool:
     def findable(self) -> set[int]:
         """Every block whose content can be found. Linear in the pool."""
         return {block for extent in self.findable_extents() for block in extent.blocks} | set(self.begun)
+
+
+class _Both(Watcher):
+    """Tells two watchers the same."""
+
+    def __init__(self, first: Watcher, second: Watcher) -> None:
+        self._first = first
+        self._second = second
+
+    def stored(self, key: bytes, begin: int, end: int) -> None:
+        self._first.stored(key, begin, end)
+        self._second.stored(key, begin, end)
+
+    def removed(self, key: bytes, begin: int, end: int) -> None:
+        self._first.removed(key, begin, end)
+        self._second.removed(key, begin, end)
+
+
+def _free_extent(blocks: array[int]) -> Extent:
+    """Free blocks without content."""
+    extent = Extent(blocks, None, 0, 1)
+    extent.holders = 0
+    return extent
 
 
 def _unlink(free: Free) -> None:

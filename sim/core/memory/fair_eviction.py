@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from pagecast.sim.core.memory.eviction import LeastRecentlyUsed, TimedEviction
+from pagecast.sim.core.memory.eviction import TimedEviction
+from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.ranked_eviction import RankedEviction
-from pagecast.sim.core.memory.run import FreePiece
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.retention import FOREVER
 from pagecast.sim.core.tenants import Tenants
@@ -27,31 +27,30 @@ class FairEviction(TimedEviction):
         *,
         blanks_first: bool = True,
     ) -> None:
-        self.leaves_first = False
         self.blanks_first = blanks_first
         self.ledger = ledger
         self.cached = ledger.cached
         self.orders: dict[str, RankedEviction] = {}
         self._tenants = tenants
         self._make = make
-        self._blank = LeastRecentlyUsed()
-        self._place: dict[FreePiece, RankedEviction] = {}
+        self._blank: dict[Extent, None] = {}  # without content, in the order in which they go
+        self._place: dict[Extent, RankedEviction] = {}
         self._weights: dict[str, float] = {}
         self._timed: list[TimedEviction] = []  # the orders in which retention ends with time
         self._ends = False  # whether some retention had a duration
 
-    def add(self, piece: FreePiece) -> None:
-        """Adds a piece to its tenant's order."""
-        if not piece.run.published:
-            self._blank.add(piece)
+    def add(self, extent: Extent) -> None:
+        """Adds an extent to its tenant's order."""
+        if extent.key is None:
+            self._blank[extent] = None
             return
-        order = self._order_of(piece.run.tenant)
+        order = self._order_of(extent.tenant)
         if self._timed:
             order.now = self.now
-            keep = piece.run.keep
+            keep = extent.keep
             self._ends = self._ends or (keep is not None and keep.duration_ns is not None)
-        self._place[piece] = order
-        order.add(piece)
+        self._place[extent] = order
+        order.add(extent)
 
     def _order_of(self, tenant: str) -> RankedEviction:
         order = self.orders.get(tenant)
@@ -63,91 +62,82 @@ class FairEviction(TimedEviction):
                 self._timed.append(timed)
         return order
 
-    def add_beside(self, piece: FreePiece, place: FreePiece) -> None:
-        """Adds a piece with the rank of the one it was cut off."""
-        order = self._place.get(place)
+    def add_beside(self, extent: Extent, place: Extent) -> None:
+        """Adds an extent with the rank of the one it was cut off."""
+        order = self._place[extent] = self._place[place]
+        order.add_beside(extent, place)
+
+    def remove(self, extent: Extent) -> None:
+        """Takes an extent out; content of another tenant may have waited for it."""
+        order = self._place.pop(extent, None)
         if order is None:
-            self._blank.add_beside(piece, place)
+            del self._blank[extent]
             return
-        self._place[piece] = order
-        order.add_beside(piece, place)
+        order.remove(extent)
+        if extent.parent is not None:
+            self._order_of(extent.parent.tenant).wake((extent.parent,))
 
-    def remove(self, piece: FreePiece) -> None:
-        """Takes a piece out; content of another tenant may have waited for it."""
-        order = self._place.pop(piece, None)
-        if order is None:
-            self._blank.remove(piece)
-            return
-        order.remove(piece)
-        self.lose_front(piece)
-
-    def lose_front(self, piece: FreePiece) -> None:
-        """Lets what precedes a piece be evicted, which may be another tenant's."""
-        parent = piece.run.parent
-        if parent is not None:
-            self._order_of(parent.tenant).wake(parent.free or ())
-
-    def next(self) -> FreePiece:
-        """The next piece of the tenant that is furthest above its share."""
+    def next(self) -> Extent:
+        """The next extent of the tenant that is furthest above its share."""
         return next(self._in_turn())
 
-    def nexts(self) -> Callable[[], FreePiece]:
-        """`next`, to be called over and over while only the last blocks of each piece are taken."""
+    def nexts(self) -> Callable[[], Extent]:
+        """`next`, to be called over and over while only the last blocks of each extent are taken."""
         return self._in_turn().__next__
 
-    def at_once(self, piece: FreePiece) -> int:
-        """As many as the order of the piece's tenant takes at once."""
-        order = self._place.get(piece)
-        return piece.evictable() if order is None else order.at_once(piece)
+    def at_once(self, extent: Extent) -> int:
+        """As many as the order of the extent's tenant takes at once."""
+        order = self._place.get(extent)
+        return extent.evictable() if order is None else order.at_once(extent)
 
-    def _in_turn(self) -> Iterator[FreePiece]:
+    def _in_turn(self) -> Iterator[Extent]:
         cached = self.cached
         # Nobody gains content meanwhile.
         weights = [(tenant, weight) for tenant, weight in self._weights.items() if cached.get(tenant)]
-        blanks = self._blank.ring
-        firsts: dict[str, FreePiece] = {}  # the first piece of each tenant, where that is sure not to change
+        blanks = self._blank
+        firsts: dict[str, Extent] = {}  # the first extent of each tenant, where that is sure not to change
         while True:
             furthest, most = "", -1.0
             for tenant, weight in weights:
                 share = cached[tenant] / weight
                 if share > most:
                     furthest, most = tenant, share
-            piece = firsts.get(furthest)
-            if piece is None:
-                piece = blanks.after
-                if piece.high == piece.low:
+            extent = firsts.get(furthest)
+            if extent is None:
+                extent = next(iter(blanks), None)
+                if extent is None:
                     order = self._order_of(furthest)
                     first = order.first()
-                    piece = self._first_of_others() if first is None else first
-                    if first is not None and not (order.gains or piece.run.children):
-                        firsts[furthest] = piece
-            yield piece
-            if piece.high == piece.low:
+                    extent = self._first_of_others() if first is None else first
+                    if first is not None and not (order.gains or extent.children):
+                        firsts[furthest] = extent
+            yield extent
+            if not extent.blocks:
                 # It is gone, and others may be evicted now.
                 firsts.clear()
 
-    def _first_of_others(self) -> FreePiece:
-        """The next piece where the tenant furthest above its share has none to be evicted."""
-        piece = self._next_of_others()
-        if piece is None:
-            # What followed the parked pieces was taken over or withdrawn.
+    def _first_of_others(self) -> Extent:
+        """The next extent where the tenant furthest above its share has none to be evicted."""
+        extent = self._next_of_others()
+        if extent is None:
+            # What followed the parked extents was taken over or withdrawn.
             for order in self.orders.values():
                 order.wake_all()
-            piece = self._next_of_others()
-        assert piece is not None, "free blocks, and none can be evicted"
-        return piece
+            extent = self._next_of_others()
+        assert extent is not None, "free blocks, and none can be evicted"
+        return extent
 
-    def _next_of_others(self) -> FreePiece | None:
-        """The next piece of the tenant furthest above its share that has one to be evicted."""
+    def _next_of_others(self) -> Extent | None:
+        """The next extent of the tenant furthest above its share that has one to be evicted."""
         cached, weights = self.cached, self._weights
         for tenant in sorted(weights, key=lambda name: -cached[name] / weights[name]):
-            piece = self.orders[tenant].first()
-            if piece is not None:
-                return piece
+            extent = self.orders[tenant].first()
+            if extent is not None:
+                return extent
         return None
 
-    def __iter__(self) -> Iterator[FreePiece]:
-        """All pieces, those without content first."""
+    def __iter__(self) -> Iterator[Extent]:
+        """All extents, those without content first."""
         yield from self._blank
         yield from self._place
 
@@ -163,18 +153,18 @@ class FairEviction(TimedEviction):
         """When the next priority ends."""
         return min([order.due_ns for order in self._timed]) if self._ends else FOREVER
 
-    def expired(self) -> FreePiece | None:
-        """A piece whose priority has ended by now; None: there is none."""
+    def expired(self) -> Extent | None:
+        """An extent whose priority has ended by now; None: there is none."""
         for order in self._timed:
             order.now = self.now
-            piece = order.expired()
-            if piece is not None:
-                return piece
+            extent = order.expired()
+            if extent is not None:
+                return extent
         return None
 
-    def revert(self, piece: FreePiece) -> None:
-        """Puts a piece behind all others of the default priority."""
-        self._place[piece].revert(piece)
+    def revert(self, extent: Extent) -> None:
+        """Puts an extent behind all others of the default priority."""
+        self._place[extent].revert(extent)
 
     def figures(self) -> dict[str, object]:
         """The figures of each tenant's order, for a replay's summary."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from pagecast.sim.core.memory.run import Run
+from pagecast.sim.core.memory.extent import Extent
 
 
 class StartKind(Enum):
@@ -20,12 +20,12 @@ class StartKind(Enum):
 class HeadStart(NamedTuple):
     """`tokens` tokens beyond a prefix hit.
 
-    `run` is the cached run whose block is copied or taken over, and `source` that block.
+    `extent` is the cached one whose block is copied or taken over, and `source` that block.
     """
 
     tokens: int
     kind: StartKind
-    run: Run | None = None
+    extent: Extent | None = None
     source: int = -1
 
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pagecast.sim.core.memory.group import GroupHit
 from pagecast.sim.core.memory.table_hit import TableHit
 
 
 class Hit(NamedTuple):
-    """A cached prefix: `tokens` tokens in `blocks` blocks of all groups, `idle` of them free now.
+    """A cached prefix of `tokens` tokens. `tables` has its blocks, group by group.
 
-    The blocks are in `groups` (`KvMemory`), or in `tables` where groups keep different tokens
-    (`HybridMemory`). It is valid in the step in which it was found.
+    It is valid in the step in which it was found.
     """
 
     tokens: int
-    blocks: int
-    idle: int
-    groups: tuple[GroupHit, ...]
     tables: tuple[TableHit, ...] = ()
+
+    @property
+    def held(self) -> int:
+        """Its blocks that somebody holds now, in all groups."""
+        held = 0
+        for table in self.tables:
+            for extent, low, high in table.parts:
+                if extent.holders:
+                    held += (high - low) * extent.width
+        return held

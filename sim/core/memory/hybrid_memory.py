@@ -16,30 +16,34 @@ from itertools import cycle, groupby, islice
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventKind, EventLog
-from pagecast.sim.core.group_spec import GroupSpec, aligned_tokens
+from pagecast.sim.core.group_spec import GroupSpec, KvKind, aligned_tokens
+from pagecast.sim.core.identity.keys import segment_of
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.blocks import columns_of, have_numbers
 from pagecast.sim.core.memory.dividing import Division
-from pagecast.sim.core.memory.eviction_orders import ReuseOrder
+from pagecast.sim.core.memory.eviction import Eviction
 from pagecast.sim.core.memory.expiry import Expiry
-from pagecast.sim.core.memory.extent import Extent
-from pagecast.sim.core.memory.extent_pool import ExtentPool
-from pagecast.sim.core.memory.group import Progress
-from pagecast.sim.core.memory.group_watch import GroupWatch
-from pagecast.sim.core.memory.head_start import NO_START, HeadStart
+from pagecast.sim.core.memory.extent import Extent, Origin
+from pagecast.sim.core.memory.extent_pool import ExtentPool, Watcher
+from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
 from pagecast.sim.core.memory.hit import Hit
-from pagecast.sim.core.memory.layer_group import LayerGroup, Part
+from pagecast.sim.core.memory.layer_group import LayerGroup, Part, mark_of
 from pagecast.sim.core.memory.memory import Growth, OffloadableMemory
 from pagecast.sim.core.memory.output_writers import OutputWriters
 from pagecast.sim.core.memory.partial_reuse import PartialReuse
-from pagecast.sim.core.memory.pool import Watcher
 from pagecast.sim.core.memory.prefix_search import NO_HIT, PrefixSearch
 from pagecast.sim.core.memory.ranked_extent_pool import RankedExtentPool
 from pagecast.sim.core.memory.table import Leaver, Table
+from pagecast.sim.core.memory.table_hit import TableHit
 from pagecast.sim.core.memory.tables import Tables
+from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.memory.window_rules import DENSE, WindowRules
 from pagecast.sim.core.memory.windows import Windows
-from pagecast.sim.core.request import Request
+from pagecast.sim.core.request import Request, State
+from pagecast.sim.core.retention import Keep
+
+Progress = Callable[[Request], int]
+"""How many of a generating request's tokens may be published now."""
 
 _LONG = 1 << 62
 
@@ -58,7 +62,7 @@ class HybridMemory(OffloadableMemory):
         limits: Limits,
         log: EventLog,
         progress: Progress,
-        order: ReuseOrder | None = None,
+        eviction: Eviction,
         rules: WindowRules = DENSE,
         *,
         numbered: bool = True,
@@ -68,19 +72,36 @@ class HybridMemory(OffloadableMemory):
         self._dropping: frozenset[GroupSpec] = frozenset()  # what leaves out the last block of a hit
         self.key_lookahead = 0
         self.partial_reuse: PartialReuse | None = None
-        self.expiry: Expiry | None = None
-        self.untold = "layers with windows tell nobody what they evict"
+        if limits.partial_reuse and limits.caching:
+            copies = limits.partial_reuse == "copy"
+            self.partial_reuse = PartialReuse(limits.block_size, self.take_over, copies=copies)
+        timed = eviction.timed
+        self.expiry = None if timed is None else Expiry(timed, log)
+        self.eviction = eviction
         self.block_size = limits.block_size
         self.caching = limits.caching
         self.log = log
-        specs = limits.groups
+        specs = limits.groups or (GroupSpec(KvKind.FULL, limits.block_size),)
+        self._specs = specs
         self.aligned = aligned_tokens(specs)
+        ledger = eviction.ledger
+        if ledger is None and limits.tenants is not None:
+            ledger = TenantLedger()
+        rooted = self.partial_reuse is not None or not eviction.leaves_first
+        self._traced = rooted or ledger is not None  # whether extents know who wrote them
         # What is logged, offloaded or ranked is so group by group; otherwise equal groups go together.
-        together = order is None and log.events is None and log.kv is None and limits.host is None
+        together = not self._traced and log.events is None and limits.host is None and eviction.blanks_first
         self.extents = (
-            ExtentPool(limits.num_blocks, log, numbered=numbered or not together)
-            if order is None
-            else RankedExtentPool(limits.num_blocks, log, order)
+            ExtentPool(
+                limits.num_blocks,
+                log,
+                numbered=numbered or not together,
+                blanks_first=eviction.blanks_first,
+                ledger=ledger,
+                rooted=rooted,
+            )
+            if eviction.leaves_first
+            else RankedExtentPool(limits.num_blocks, log, eviction, ledger=ledger)
         )
         self._numbered = have_numbers(self.extents.blanks)
         self._limits = limits
@@ -108,18 +129,30 @@ class HybridMemory(OffloadableMemory):
         # Whether each group takes one block per key block, and what leaves a window was published before.
         equal = all(spec.block_size == limits.block_size for spec in specs if spec.rules.grows)
         # Then all tables of a request have as many places, unless a load is to fill some of them.
-        self._alike = equal and len(self._growing) == len(self.layers) and limits.host is None
+        self._alike_groups = equal and len(self._growing) == len(self.layers)
+        self._alike = self._alike_groups and limits.host is None
         # Where blocks have levels, or cannot be found, what leaves a window may go ahead of what is free.
-        in_order = order is None and self.caching and self.windows.leave_place is not None
+        in_order = eviction.leaves_first and self.caching and self.windows.leave_place is not None
         in_order = in_order and not rules.keeps_boundaries
         self.regular = equal and (in_order or not self._window_groups)
+        # Whether every group takes a block whenever a request begins one, and keeps it to the end.
+        self.plain = self._alike_groups and not self._window_groups
+        self.untold = "layers with windows tell nobody what they evict" if self._window_groups else ""
 
     def watch(self, watcher: Watcher) -> None:
-        """Tells a watcher of the content of groups that keep every token (see `group_watch.py`).
+        """Tells a watcher of the content of groups that keep every token.
+
+        A router's index holds prefixes, so it can follow only groups in which a block stays findable until it
+        is evicted. Dynamo's router drops the events of all other groups (windows, chunked local attention,
+        recurrent states), and so believes in prefixes whose windows are gone. Hashes name no group there:
+        where several groups keep every token, a block that one of them evicts counts as gone.
 
         Errors: BadInput where there are none, or their blocks are not those that have keys.
+        Source: ai-dynamo/dynamo, lib/kv-router/src/zmq_wire/filter.rs (`is_main_attention`), pull requests
+        8669 and 8751. TensorRT-LLM's publisher passes on the events of the largest window alone (pull request
+        2241).
         """
-        specs = self._limits.groups
+        specs = self._specs
         main = [number for number, spec in enumerate(specs) if spec.rules.keeps_all]
         if not main:
             raise BadInput("the model has no layers that keep every token")
@@ -128,13 +161,13 @@ class HybridMemory(OffloadableMemory):
             raise BadInput(
                 f"layers that keep every token have blocks of {max(sizes)} tokens, not of {self.block_size}"
             )
-        assert self._numbered, "blocks without numbers tell nobody what they hold"
-        self.log.kv = GroupWatch(watcher, main)
-        self.divide()
+        if len(self.layers) < len(specs):
+            self.divide()
+        self.extents.watch(watcher, frozenset([mark_of(number, 1) for number in main]))
 
     def _make_layers(self, *, together: bool) -> list[LayerGroup]:
         """The groups; equal ones that follow one another are one `LayerGroup` where they go together."""
-        specs = self._limits.groups
+        specs = self._specs
         alike = groupby(range(len(specs)), key=lambda index: specs[index] if together else index)
         layers = []
         for _, indices in alike:
@@ -164,12 +197,13 @@ class HybridMemory(OffloadableMemory):
                 growing.append((place, first, group.width))
                 first += group.width
         self._growing = growing
+        self._units_of_first = max(self.layers[0].spec.block_size // self.block_size, 1)
         self._search = PrefixSearch(self.extents, self.layers, self.block_size, self.aligned)
 
     def leave_out_last_blocks(self) -> None:
         """From now on hits leave out their last block, in groups with the drafter's layers or in all."""
         self.recomputes_block = True
-        groups, drafter = self._limits.groups, self._limits.drafter_groups
+        groups, drafter = self._specs, self._limits.drafter_groups
         self._dropping = frozenset([groups[number] for number in drafter] or groups)
         for group in self.layers:
             if group.spec in self._dropping:
@@ -179,6 +213,13 @@ class HybridMemory(OffloadableMemory):
 
     def find(self, request: Request) -> Hit:
         """The longest cached prefix that all groups have; the last known token is always left to compute."""
+        return self._find(request, request.known_tokens - 1)
+
+    def find_whole(self, request: Request) -> Hit:
+        """The longest cached prefix, with a block that the last known token ends. Not to be claimed."""
+        return self._find(request, request.known_tokens)
+
+    def _find(self, request: Request, most: int) -> Hit:
         if not self.caching:
             return NO_HIT
         keys = request.keys
@@ -189,14 +230,13 @@ class HybridMemory(OffloadableMemory):
             if not self._search.may_find(keys):
                 return NO_HIT
             self.extents.settle()
-        most = request.known_tokens - 1
         seen = most if not self._rules.sees_whole_prompt else request.known_tokens
         hit = self._search.find(keys, most, seen, dropping=self._dropping)
         if self._rules.keeps_boundaries and self._search.longest > hit.tokens:
             self._junctions[request] = self._search.longest
         if self.extents.broken and self._search.has_broken(hit):
             self.divide()
-            return self.find(request)
+            return self._find(request, most)
         return hit
 
     def divide(self) -> None:
@@ -272,6 +312,8 @@ class HybridMemory(OffloadableMemory):
         whole sequence, a hit that shrinks may help as well. Also notes for `refused_for` how many blocks the
         request needs (`refused_blocks`).
         """
+        if self.plain and hit.tokens // self.block_size >= (request.known_tokens - 1) // self.block_size:
+            return False
         self.refused_blocks = self._needed(hit, request.known_tokens, capped=True)
         if coming or self.refused_blocks <= self.extents.free_blocks:
             return True
@@ -292,6 +334,8 @@ class HybridMemory(OffloadableMemory):
 
     def blocks_added(self, decodes: Growth, tick: int, ticks: int) -> int:
         """By how much the blocks in use grow in `ticks` decode ticks from `tick` on."""
+        if self.plain:
+            return decodes.crossings(tick, ticks)[1] * self.crossing_blocks
         added = 0
         requests = list(decodes.requests)
         for request in requests:
@@ -301,8 +345,35 @@ class HybridMemory(OffloadableMemory):
         return added - self.windows.freed_blocks(self.windows.leavers(requests, last))
 
     def head_start(self, request: Request, hit: Hit) -> HeadStart:
-        """No tokens: blocks are neither copied, swapped nor reused in part (`Limits.check` refuses that)."""
-        return NO_START
+        """Tokens beyond a waiting request's hit: of its parent, swapped out, or partly cached."""
+        if request.parent is not None and (tokens := self._fork_tokens(request, request.parent, hit)):
+            return HeadStart(tokens, StartKind.FORK)
+        tokens = min(request.swapped_tokens, request.known_tokens - 1) - hit.tokens
+        if tokens > 0 and request.swapped_tokens:
+            return HeadStart(tokens, StartKind.SWAP)
+        if self.partial_reuse is None or not hit.tables:
+            return NO_START
+        if self.caching:
+            self._catch_up_after(hit.tables[0])
+        return self.partial_reuse.find(request.keys, hit.tables[0], request.known_tokens)
+
+    def _fork_tokens(self, request: Request, parent: Request, hit: Hit) -> int:
+        """Tokens beyond a hit that the request's parent has in its next block: a copy of it saves them."""
+        if parent.state not in (State.DECODE, State.DRAINING):
+            return 0
+        tokens = min(request.prompt_tokens, request.known_tokens - 1) - hit.tokens
+        return tokens if 0 < tokens < self.block_size else 0
+
+    def _catch_up_after(self, hit: TableHit) -> None:
+        """Publishes what generating requests have computed by now that hold all of a hit."""
+        last, _, _ = hit.parts[-1]
+        if not last.holders:
+            return
+        for request, tables in list(self.tables.items()):
+            if self.writers.generates(request) and any(
+                extent is last for extent in tables.by_group[0].extents()
+            ):
+                self._publish(request, self._progress(request))
 
     # ---- claiming and growing
 
@@ -310,11 +381,47 @@ class HybridMemory(OffloadableMemory):
         """A request's tables, in the order of `layers`; empty ones where it holds nothing."""
         tables = self.tables.get(request)
         if tables is None:
-            return self._empty_tables()
+            return [Table(self.extents.nothing, group.width) for group in self.layers]
         return self._dealt(tables)
 
-    def _empty_tables(self) -> list[Table]:
-        return [Table(self.extents.nothing, group.width) for group in self.layers]
+    def _open(self, request: Request, by_group: list[Table]) -> Tables:
+        """Gives a request its tables."""
+        tables = self.tables[request] = Tables(by_group, self.extents.nothing)
+        if self._traced:
+            keeps = None
+            if request.retention is not None and self.extents.rooted:
+                keeps = request.retention.of_blocks(self.block_size, request.prompt_tokens)
+            origin = Origin(request.keys, keeps, request.tenant)
+            for group, table in zip(self.layers, by_group, strict=True):
+                table.origin = origin
+                table.rooted = self.extents.rooted and group.spec.rules.keeps_all
+        return tables
+
+    def _note_begun(self, request: Request, tables: Tables, *, generates: bool = False) -> None:
+        """Notes when the segments were begun in which a request has places."""
+        table = tables.by_group[0]
+        origin = table.origin
+        if origin is None:
+            return
+        keys = request.keys
+        last = table.places * self._units_of_first - 1
+        segments = len(keys.digests) - 1 if generates and not keys.explicit else -1
+        begun = segment_of(keys, last) if last >= 0 else -1
+        first = segment_of(keys, table.stored * self._units_of_first)
+        for segment in [*range(first, begun + 1), *([segments] if segments > begun else [])]:
+            if segment not in origin.made:
+                self.extents.births += 1
+                origin.made[segment] = self.extents.births
+
+    def take_over(self, request: Request, extent: Extent) -> None:
+        """Gives a request the last block of a cached extent, which nobody holds, as its next one."""
+        tables = self.tables[request]
+        table = self._dealt(tables)[0]
+        if table.places >= extent.end:  # split while the prefix was claimed
+            children = table.last_extent().children or ()
+            extent = next(child for child in children if child.is_rest and child.number == table.places)
+        self.layers[0].grow(request, table, self.extents.take_last(extent))
+        self._note_begun(request, tables)
 
     def _dealt(self, tables: Tables) -> list[Table]:
         """Deals the pending blocks out to their groups. Returns the tables."""
@@ -339,7 +446,36 @@ class HybridMemory(OffloadableMemory):
         tables = []
         for place, group in enumerate(self.layers):
             tables.append(group.claim(request, hit.tables[place] if hit.tables else None, hit.tokens))
-        self.tables[request] = Tables(tables, self.extents.nothing)
+        self._open(request, tables)
+        if self._traced and hit.tables:
+            self._keep_anew(tables)
+
+    def _keep_anew(self, by_group: list[Table]) -> None:
+        """Gives the blocks of a claimed prefix the retention that their new holder asks for.
+
+        Priorities of others last from now on, unless their new holder asks for an end again: as `claimBlock`
+        of TensorRT-LLM, which keeps a priority that is not asked for anew, but no duration.
+        """
+        for table in by_group:
+            if table.origin is None:
+                continue
+            if self.expiry is not None:
+                for extent in table.extents():
+                    if extent.keep is not None and extent.keep.duration_ns is not None:
+                        extent.keep = Keep(extent.keep.priority)
+            for first, end, keep in table.origin.retention or ():
+                if keep is None:
+                    continue
+                for extent in table.extents():
+                    low, high = max(first, extent.number), min(end, extent.end)
+                    if low >= high:
+                        continue
+                    part = extent
+                    if low > part.number:
+                        part = self.extents.split(part, (low - part.number) // part.units)
+                    if high < part.end:
+                        self.extents.split(part, (high - part.number) // part.units)
+                    part.keep = keep
 
     def leave(self, request: Request, computed: int) -> None:
         """Gives back the blocks that no layer reads once `computed` tokens are computed."""
@@ -371,8 +507,14 @@ class HybridMemory(OffloadableMemory):
         """Takes blocks for the first `tokens` tokens; the caller checked that they are free."""
         tables = self.tables.get(request)
         if tables is None:
-            tables = self.tables[request] = Tables(self._empty_tables(), self.extents.nothing)
+            tables = self._open(request, self.tables_of(request))
         by_group = self._dealt(tables) if tables.pending else tables.by_group
+        if self._traced:
+            if self.extents.ledger is not None:
+                self.extents.ledger.taker = request.tenant
+            self._take(request, by_group, self._missing(by_group, tokens))
+            self._note_begun(request, tables)
+            return
         if not self._alike or self.log.events is not None:
             self._take(request, by_group, self._missing(by_group, tokens))
             return
@@ -416,7 +558,11 @@ class HybridMemory(OffloadableMemory):
         The k-th is that of request k modulo their number. For `regular` memory, where no log is kept.
         """
         step = self.blocks_per_crossing
-        taken = self.extents.take(crossings * step)
+        if self.extents.ledger is None:
+            taken = self.extents.take(crossings * step)
+        else:
+            takers = [request.tenant for request in requests for _ in range(step)]
+            taken = self.extents.take_in_turn(crossings * step, takers)
         tables = self.tables
         if not self._numbered:
             for request in islice(cycle(requests), crossings):
@@ -429,7 +575,12 @@ class HybridMemory(OffloadableMemory):
 
     def generate(self, request: Request) -> None:
         """Takes note that a request decodes from now on."""
-        self.fresh[request] = None
+        if self._window_groups:
+            self.fresh[request] = None
+        if self._traced:
+            tables = self.tables[request]
+            self._dealt(tables)
+            self._note_begun(request, tables, generates=True)
         if self.writers.may_write(request.keys):
             self._catch_up_all(request)
         self.writers.add(request)
@@ -530,11 +681,20 @@ class HybridMemory(OffloadableMemory):
             self._publish(request, max(self._progress(request), self.filled.get(request, 0)))
 
     def withdraw(self, request: Request, tokens: int) -> None:
-        """Leaves all blocks findable, as vLLM does.
+        """Makes its blocks after the first `tokens` tokens unfindable: no finished step computed them.
 
-        A cancelled request's step is computed all the same. A request that is preempted after its turn in the
-        same step leaves blocks that nobody computed; vLLM finds them, and so does this memory.
+        What another request claimed in the meantime stays: the plan that fills it comes before its own.
         """
+        tables = self.tables.get(request)
+        if tables is None:
+            return
+        self.writers.remove(request)  # nothing of it is made up for later
+        for group, table in zip(self.layers, self._dealt(tables), strict=True):
+            full = tokens // group.spec.block_size
+            if table.stored > full:
+                self.extents.withdraw(table, full)
+                table.stored = table.places - len(table.tail) // table.width
+        tables.published = min(tables.published, tokens)
 
     def release(self, request: Request) -> None:
         """Gives back every block of a request. Freed content stays findable until its block is taken."""
@@ -642,6 +802,15 @@ class HybridMemory(OffloadableMemory):
     def evicted_blocks(self) -> int:
         """Blocks with findable content that were taken for other content so far."""
         return self.extents.evicted_blocks
+
+    def eviction_figures(self) -> dict[str, object]:
+        """The figures of the eviction order; empty for vLLM's."""
+        return self.eviction.figures()
+
+    @property
+    def ledger(self) -> TenantLedger | None:
+        """The tenants' accounts; None where they are not told apart."""
+        return self.extents.ledger
 
     def shared_tokens(self) -> int:
         """Tokens that sharing saves: those in all block tables, minus those in blocks in use."""

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 
 from pagecast.sim.core.events import EventKind
 from pagecast.sim.core.group_spec import Found, GroupSpec
-from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.identity.keys import BlockKeys, segment_of
 from pagecast.sim.core.kv_events import KvEventStream
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.extent_pool import ExtentPool
-from pagecast.sim.core.memory.lookup import segment_of
 from pagecast.sim.core.memory.table import Table
 from pagecast.sim.core.memory.table_hit import TableHit
 from pagecast.sim.core.request import Request
@@ -244,6 +243,8 @@ class LayerGroup:
             end = ends[segment] // units
             if end > full:
                 end = full
+            if table.origin is not None and table.origin.retention is not None:
+                end = table.origin.kept_alike(number + 1 - units, end * units) // units
             if not self._sparse and self._reachable >= self._segment_blocks:
                 parts.append((keys.digests[segment], number, end - place))
             else:

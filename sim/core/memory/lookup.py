@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-
 from pagecast.sim.core.group_spec import Found, GroupSpec
-from pagecast.sim.core.identity.keys import BlockKeys
+from pagecast.sim.core.identity.keys import BlockKeys, segment_of
 from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.table_hit import Part, TableHit
 
 _Range = tuple[int, int]
-
-
-def segment_of(keys: BlockKeys, number: int) -> int:
-    """The segment in which a key block lies."""
-    return number if keys.explicit else bisect_right(keys.ends, number)
 
 
 class Lookup:

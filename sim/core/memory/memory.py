@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from pagecast.sim.core.memory.expiry import Expiry
+from pagecast.sim.core.memory.extent_pool import Watcher
 from pagecast.sim.core.memory.head_start import HeadStart
 from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.output_writers import OutputWriters
 from pagecast.sim.core.memory.partial_reuse import PartialReuse
-from pagecast.sim.core.memory.pool import Watcher
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.request import Request
 
@@ -219,6 +219,10 @@ class OffloadableMemory(Memory, Protocol):
 
         Until then they count as used, and their content can be found.
         """
+
+    def hit_ends(self, request: Request) -> tuple[int, ...]:
+        """The tokens after which a load may end that a prompt like this one asks for, or a longer one."""
+        ...
 
     def watch_allocations(self, *, on: bool) -> None:
         """Takes note of every block taken from now on, or of none."""

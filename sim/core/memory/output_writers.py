@@ -52,6 +52,10 @@ class OutputWriters:
         """Whether a request is among them."""
         return not request.keys.explicit and request in self._by_digest.get(request.keys.digests[-1], ())
 
+    def generates(self, request: Request) -> bool:
+        """Whether a request is among them, or generates token ids."""
+        return request.keys.explicit or self.write(request)
+
     def may_write(self, keys: BlockKeys) -> bool:
         """Whether one of them writes content of a sequence."""
         return bool(self._by_digest) and not self._by_digest.keys().isdisjoint(keys.digests)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 
 from pagecast.sim.core.identity.keys import BlockKeys, common_tokens
-from pagecast.sim.core.memory.group import Group, GroupHit
+from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
-from pagecast.sim.core.memory.run import Run
+from pagecast.sim.core.memory.table_hit import TableHit
 from pagecast.sim.core.request import Request
 
 _MOST_CANDIDATES = 256
@@ -18,46 +19,40 @@ class PartialReuse:
 
     `copies`: where the block is in use, or others follow it, it is copied; else only blocks that nobody uses
     are taken over. Candidates are the blocks that follow the hit in the tree, at most 256, the newest first.
-    Prompts that share no full block share nothing. Source: partial reuse of TensorRT-LLM.
+    Prompts that share no full block share nothing. `take_over` gives a request the last block of a cached
+    extent that nobody holds. Source: partial reuse of TensorRT-LLM.
     """
 
-    def __init__(self, block_size: int, *, copies: bool) -> None:
+    def __init__(
+        self, block_size: int, take_over: Callable[[Request, Extent], None], *, copies: bool
+    ) -> None:
         self._block_size = block_size
         self._copies = copies
+        self.take_over = take_over
         self.tokens = 0
         self.copied_blocks = 0
         self.taken_blocks = 0
-        self._group: Group | None = None
 
-    def serve(self, group: Group) -> None:
-        """Takes blocks over in this group from now on."""
-        self._group = group
-
-    def take_over(self, request: Request, run: Run) -> None:
-        """Gives a request the last block of a cached run that nobody holds."""
-        assert self._group is not None
-        self._group.take_over(request, run)
-
-    def find(self, keys: BlockKeys, hit: GroupHit, known_tokens: int) -> HeadStart:
+    def find(self, keys: BlockKeys, hit: TableHit, known_tokens: int) -> HeadStart:
         """The best block to go on in; at least one known token is left to compute."""
-        if not hit.pieces:
+        if not hit.parts:
             return NO_START
-        start = hit.blocks * self._block_size
+        start = hit.places * self._block_size
         most = min(known_tokens - 1 - start, self._block_size - 1)
         best = NO_START
-        last, _, _ = hit.pieces[-1]
+        last, _, high = hit.parts[-1]
         if most <= 0:
             return best
-        for run in _followers(last, hit.blocks):
-            other = run.keys
-            if other is None or other.scope != keys.scope:
+        for extent in _followers(last, high, hit.places):
+            origin = extent.origin
+            if origin is None or origin.keys.scope != keys.scope:
                 continue
-            tokens = common_tokens(keys, other, start, most)
+            tokens = common_tokens(keys, origin.keys, start, most)
             if tokens <= best.tokens:
                 continue
-            kind = StartKind.TAKE if _is_idle_leaf(run, hit.blocks) else StartKind.COPY
+            kind = StartKind.TAKE if _is_idle_leaf(extent, hit.places) else StartKind.COPY
             if kind is StartKind.TAKE or self._copies:
-                best = HeadStart(tokens, kind, run, run.blocks[hit.blocks - run.start])
+                best = HeadStart(tokens, kind, extent, extent.blocks[hit.places - extent.number])
         return best
 
     def figures(self) -> dict[str, int]:
@@ -69,13 +64,18 @@ class PartialReuse:
         }
 
 
-def _followers(last: Run, block: int) -> list[Run]:
-    """Published runs that have block number `block` of the sequences that go on after `last`."""
-    runs = [last] if block < last.start + last.published else []
-    children = (run for run in reversed(last.children or ()) if run.start == block and run.published)
-    return [*runs, *islice(children, _MOST_CANDIDATES)]
+def _followers(last: Extent, high: int, block: int) -> list[Extent]:
+    """Extents that have block number `block` of the sequences that go on after row `high` of `last`."""
+    if high < last.rows:
+        first = [last]
+    else:
+        first = [child for child in last.children or () if child.is_rest and child.number == block]
+    children = (
+        child for child in reversed(last.children or ()) if child.number == block and not child.is_rest
+    )
+    return [*first, *islice(children, _MOST_CANDIDATES)]
 
 
-def _is_idle_leaf(run: Run, block: int) -> bool:
+def _is_idle_leaf(extent: Extent, block: int) -> bool:
     """Whether nobody holds the block, and none follows it."""
-    return block == run.end - 1 and run.owned() <= block - run.start and not run.children
+    return block == extent.end - 1 and not extent.holders and not extent.children

@@ -15,7 +15,7 @@ from pagecast.sim.core.memory.layer_group import LayerGroup
 from pagecast.sim.core.memory.lookup import Lookup
 from pagecast.sim.core.memory.table_hit import TableHit
 
-NO_HIT = Hit(0, 0, 0, ())
+NO_HIT = Hit(0)
 _NO_TABLE = TableHit(0)
 
 
@@ -93,7 +93,7 @@ class PrefixSearch:
                 if table.places > places:
                     table.cut(places)
                 tables[group] = table
-        return Hit(tokens, 0, 0, (), tuple(tables))
+        return Hit(tokens, tuple(tables))
 
     def has_broken(self, hit: Hit) -> bool:
         """Whether some block of a hit is also that of a row that lacks another."""

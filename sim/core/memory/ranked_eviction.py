@@ -1,177 +1,165 @@
-"""Eviction by rank: of all pieces that no other free block depends on, the first in an `EvictionOrder`."""
+"""Eviction by rank: of all extents that no other free block depends on, the first in an `EvictionOrder`."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
 
-from pagecast.sim.core.memory.eviction import LeastRecentlyUsed, TimedEviction
+from pagecast.sim.core.memory.eviction import TimedEviction
 from pagecast.sim.core.memory.eviction_orders import EvictionOrder
+from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.retention_clock import RetentionClock
-from pagecast.sim.core.memory.run import FreePiece
 
 _PARKED = -1
 _SPARE = 64  # stale entries that a heap may always have
 
 
 class RankedEviction(TimedEviction):
-    """A heap of free pieces by the level that `order` gives them; of equal levels, the oldest goes first.
+    """A heap of free extents by the level that `order` gives them; of equal levels, the oldest goes first.
 
-    Only leaves are evicted: a piece that free blocks follow in the tree is parked, and put back when one of
-    them is gone. Blocks without content are taken before all others. Every operation is O(log pieces),
+    Only leaves are evicted: an extent that free blocks follow in the tree is parked, and put back when one of
+    them is gone. Blocks without content are taken before all others. Every operation is O(log extents),
     amortised.
     """
 
     def __init__(self, order: EvictionOrder, *, blanks_first: bool = True) -> None:
-        self.leaves_first = False
         self.blanks_first = blanks_first
         self.order = order
         self.gains = order.gains
         self.clock = RetentionClock() if order.keeps_retention else None
         self._most_protected = order.most_protected
-        self._protected: dict[FreePiece, int] = {}  # oldest first, with the sizes they were freed with
+        self._protected: dict[Extent, int] = {}  # oldest first, with the sizes they were freed with
         self._protected_blocks = 0
-        self._blank = LeastRecentlyUsed()
-        # Level, when it became free, number of the entry. A piece's other entries are stale.
-        self._heap: list[tuple[float, int, int, FreePiece]] = []
-        self._entries: dict[FreePiece, int] = {}  # the number of each piece's entry, or _PARKED
+        self._blank: dict[Extent, None] = {}  # without content, in the order in which they go
+        # Level, when it became free, number of the entry. An extent's other entries are stale.
+        self._heap: list[tuple[float, int, int, Extent]] = []
+        self._entries: dict[Extent, int] = {}  # the number of each extent's entry, or _PARKED
         self._count = 0
 
     # ---- adding and removing
 
-    def add(self, piece: FreePiece) -> None:
-        """Adds a piece where its level puts it; one without content behind the others of this kind."""
-        if piece.run.published:
-            self._rank(piece)
+    def add(self, extent: Extent) -> None:
+        """Adds an extent where its level puts it; one without content behind the others of this kind."""
+        if extent.key is not None:
+            self._rank(extent)
         else:
-            self._blank.add(piece)
+            self._blank[extent] = None
 
-    def add_beside(self, piece: FreePiece, place: FreePiece) -> None:
-        """Adds a piece with the level of the one it was cut off."""
-        if place not in self._entries:
-            self._blank.add_beside(piece, place)
-            return
-        self._push(piece, place.level, place.used)
-        self.order.divided(piece, place)
+    def add_beside(self, extent: Extent, place: Extent) -> None:
+        """Adds an extent with the level of the one it was cut off."""
+        self._push(extent, place.level, place.used)
+        self.order.divided(extent, place)
         if self.clock is not None:
-            self.clock.divide(piece, place)
+            self.clock.divide(extent, place)
 
-    def remove(self, piece: FreePiece) -> None:
-        """Takes a piece out; what waited for its end may be evicted now."""
-        if self._entries.pop(piece, None) is None:
-            self._blank.remove(piece)
+    def remove(self, extent: Extent) -> None:
+        """Takes an extent out; what waited for its end may be evicted now."""
+        if self._entries.pop(extent, None) is None:
+            del self._blank[extent]
             return
         if self._protected:
-            self._protected_blocks -= self._protected.pop(piece, 0)
-        self.order.removed(piece)
+            self._protected_blocks -= self._protected.pop(extent, 0)
+        self.order.removed(extent)
         if self.clock is not None:
-            self.clock.remove(piece)
-        self.wake(piece.run.free or ())
-        self.lose_front(piece)
-
-    def lose_front(self, piece: FreePiece) -> None:
-        """Lets what precedes a piece be evicted: its first blocks are gone or held again."""
-        parent = piece.run.parent
-        if parent is not None:
-            self.wake(parent.free or ())
+            self.clock.remove(extent)
+        if extent.parent is not None:
+            self.wake((extent.parent,))
 
     # ---- taking
 
-    def next(self) -> FreePiece:
-        """The piece without content that was added first, or the evictable piece with the lowest level."""
-        blank = self._blank.next()
-        if blank.high > blank.low:
+    def next(self) -> Extent:
+        """The extent without content that was added first, or the evictable extent with the lowest level."""
+        for blank in self._blank:
             return blank
-        piece = self.first()
-        if piece is None:
+        extent = self.first()
+        if extent is None:
             self.wake_all()
-            piece = self.first()
-        assert piece is not None
-        return piece
+            extent = self.first()
+        assert extent is not None
+        return extent
 
-    def first(self) -> FreePiece | None:
-        """The evictable piece with the lowest level; None where other orders' pieces follow all of these."""
+    def first(self) -> Extent | None:
+        """The evictable extent with the lowest level; None where all wait for those of other orders."""
         heap, entries = self._heap, self._entries
         while heap:
-            level, _, number, piece = heap[0]
-            if entries.get(piece) != number:
+            level, _, number, extent = heap[0]
+            if entries.get(extent) != number:
                 heapq.heappop(heap)
                 continue
-            run = piece.run
-            if (run.children or piece.high < len(run.blocks)) and not piece.evictable():
+            if extent.children and not extent.evictable():
                 heapq.heappop(heap)
-                entries[piece] = _PARKED
+                entries[extent] = _PARKED
                 continue
             if not self.gains:
-                return piece
-            now = self.order.level_now(piece, level)
+                return extent
+            now = self.order.level_now(extent, level)
             if now is None:
-                return piece
-            self._push(piece, now, self._count)
+                return extent
+            self._push(extent, now, self._count)
             heap = self._heap
         return None
 
-    def at_once(self, piece: FreePiece) -> int:
-        """As many as may be evicted before the piece's level changes."""
-        most = piece.evictable()
-        return min(most, self.order.at_once(piece)) if self.gains else most
+    def at_once(self, extent: Extent) -> int:
+        """As many as may be evicted before the extent's level changes."""
+        most = extent.evictable()
+        return min(most, self.order.at_once(extent)) if self.gains else most
 
-    def __iter__(self) -> Iterator[FreePiece]:
-        """All pieces, those without content first."""
+    def __iter__(self) -> Iterator[Extent]:
+        """All extents, those without content first."""
         yield from self._blank
         yield from self._entries
 
     # ---- levels
 
-    def _rank(self, piece: FreePiece) -> None:
-        """Puts a piece where its level puts it that becomes free now."""
-        piece.used = self._count
-        level = self.order.level(piece)
+    def _rank(self, extent: Extent) -> None:
+        """Puts an extent where its level puts it that becomes free now."""
+        extent.used = self._count
+        level = self.order.level(extent)
         if self.clock is not None:
-            self.clock.add(piece, self.now)
+            self.clock.add(extent, self.now)
         if self._most_protected is not None and level > 0:
-            level = self._protect(piece, level, self._most_protected)
-        self._push(piece, level, self._count)
+            level = self._protect(extent, level, self._most_protected)
+        self._push(extent, level, self._count)
 
-    def _protect(self, piece: FreePiece, level: float, most: int) -> float:
-        """Protects a piece and lets the oldest fall to level 0, until at most `most` blocks are above it.
+    def _protect(self, extent: Extent, level: float, most: int) -> float:
+        """Protects an extent and lets the oldest fall to level 0, until at most `most` blocks are above it.
 
-        Returns the piece's level.
+        Returns the extent's level.
         """
-        size = piece.high - piece.low
-        self._protected[piece] = size
+        size = extent.rows
+        self._protected[extent] = size
         self._protected_blocks += size
         while self._protected_blocks > most:
             oldest = next(iter(self._protected))
             self._protected_blocks -= self._protected.pop(oldest)
-            if oldest is piece:
+            if oldest is extent:
                 return 0
             self._push(oldest, 0, self._count)
         return level
 
     # ---- the heap
 
-    def _push(self, piece: FreePiece, level: float, used: int) -> None:
+    def _push(self, extent: Extent, level: float, used: int) -> None:
         if len(self._heap) > 2 * len(self._entries) + _SPARE:
             self._sweep()
         self._count += 1
-        self._entries[piece] = self._count
-        piece.level = level
-        piece.used = used
-        heapq.heappush(self._heap, (level, used, self._count, piece))
+        self._entries[extent] = self._count
+        extent.level = level
+        extent.used = used
+        heapq.heappush(self._heap, (level, used, self._count, extent))
 
-    def wake(self, pieces: Iterable[FreePiece]) -> None:
-        """Puts parked pieces back: what followed them may be gone."""
-        for piece in pieces:
-            if self._entries.get(piece) == _PARKED:
-                self._push(piece, piece.level, piece.used)
+    def wake(self, extents: Iterable[Extent]) -> None:
+        """Puts parked extents back: what followed them may be gone."""
+        for extent in extents:
+            if self._entries.get(extent) == _PARKED:
+                self._push(extent, extent.level, extent.used)
 
     def wake_all(self) -> None:
-        """Puts every parked piece back."""
+        """Puts every parked extent back."""
         self.wake(list(self._entries))
 
     def _sweep(self) -> None:
-        """Drops entries of pieces that are gone, or have another entry."""
+        """Drops entries of extents that are gone, or have another entry."""
         self._heap = [entry for entry in self._heap if self._entries.get(entry[3]) == entry[2]]
         heapq.heapify(self._heap)
 
@@ -188,16 +176,16 @@ class RankedEviction(TimedEviction):
         assert self.clock is not None
         return self.clock.due_ns
 
-    def expired(self) -> FreePiece | None:
-        """A piece whose retention has ended by now."""
+    def expired(self) -> Extent | None:
+        """An extent whose retention has ended by now."""
         assert self.clock is not None
         return self.clock.expired(self.now)
 
-    def revert(self, piece: FreePiece) -> None:
-        """Puts a piece, whose run has no retention any more, behind all others of the default priority."""
+    def revert(self, extent: Extent) -> None:
+        """Puts an extent, whose run has no retention any more, behind all others of the default priority."""
         assert self.clock is not None
-        self.clock.revert(piece)
-        self._rank(piece)
+        self.clock.revert(extent)
+        self._rank(extent)
 
     def figures(self) -> dict[str, object]:
         """The figures of the order, and of retention where it is kept."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from pagecast.sim.core.memory.blocks import by_row
-from pagecast.sim.core.memory.extent import Extent
+from pagecast.sim.core.memory.extent import Extent, Origin
 from pagecast.sim.core.request import Request
 
 
@@ -15,10 +15,11 @@ class Table:
     A row has `width` blocks, one of each group. `held` are extents, each with the number of rows held of it
     and of what was split off it since. The blocks of `tail` are the request's own, and nobody can find them
     yet; a tail is replaced, never changed. The first `stored` places need no publishing any more: they are
-    published, null, or of no use to any hit.
+    published, null, or of no use to any hit. `origin` is what its extents note of the request, where they
+    do; `rooted`: they form a tree.
     """
 
-    __slots__ = ("_nothing", "held", "nulls", "places", "stored", "tail", "width")
+    __slots__ = ("_nothing", "held", "nulls", "origin", "places", "rooted", "stored", "tail", "width")
 
     def __init__(self, nothing: array[int], width: int = 1) -> None:
         self.width = width
@@ -28,6 +29,16 @@ class Table:
         self.nulls = 0
         self.places = 0
         self.stored = 0
+        self.origin: Origin | None = None
+        self.rooted = False
+
+    def last_extent(self) -> Extent:
+        """Its last extent. It has one."""
+        extent, length = self.held[-1]
+        while extent.rest is not None and length > extent.length:
+            length -= extent.length
+            extent = extent.rest
+        return extent
 
     def extents(self) -> list[Extent]:
         """Its extents in order."""

@@ -14,8 +14,8 @@ from pagecast.sim.core.cache_rules import CacheRules
 from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.ranked_eviction import RankedEviction
-from pagecast.sim.core.memory.run import FreePiece
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.scheduler import Scheduler
 
@@ -110,7 +110,7 @@ def test_a_prefix_owns_no_more_than_its_cap() -> None:
 def test_reuse_is_learned() -> None:
     """Content that is never asked for again loses its value against content that is."""
     server = Server(16, CostAware())
-    order = server.s.memory.pool.eviction.order
+    order = server.s.memory.eviction.order
     for text in range(40):
         server.serve(1, 9)
         server.serve(100 + text, 9)
@@ -127,30 +127,29 @@ def test_no_order_loses_a_block(data: bytes, order: str, ids: bool) -> None:
 
 
 class Search:
-    """Finds the next piece by looking at all of them."""
+    """Finds the next extent by looking at all of them."""
 
-    def next(self: RankedEviction) -> FreePiece:  # type: ignore[misc]
-        blank = self._blank.next()
-        if blank.high > blank.low:
+    def next(self: RankedEviction) -> Extent:  # type: ignore[misc]
+        for blank in self._blank:
             return blank
         while True:
-            leaves = [piece for piece in self._entries if piece.evictable()]
-            piece = min(leaves, key=lambda piece: (piece.level, piece.used, self._entries[piece]))
-            now = self.order.level_now(piece, piece.level)
+            leaves = [extent for extent in self._entries if extent.evictable()]
+            extent = min(leaves, key=lambda extent: (extent.level, extent.used, self._entries[extent]))
+            now = self.order.level_now(extent, extent.level)
             if now is None:
-                return piece
-            piece.level, piece.used = now, self._count
+                return extent
+            extent.level, extent.used = now, self._count
 
 
 @pytest.mark.parametrize("order", RANKED)
 @settings(max_examples=8, deadline=None)
 @given(data=st.binary(min_size=600, max_size=900))
-def test_the_heap_decides_as_a_search_of_all_pieces(order: str, data: bytes) -> None:
+def test_the_heap_decides_as_a_search_of_all_extents(order: str, data: bytes) -> None:
     events = []
     for searching in (False, True):
         life = Life(endless(data), policy=CachePolicy(SETTINGS[order]), log=True)
         if searching:
-            eviction = life.s.memory.pool.eviction
+            eviction = life.s.memory.eviction
             eviction.__class__ = type("Searching", (Search, type(eviction)), {})
         while life.operations < 150:
             life.operate()
@@ -170,16 +169,16 @@ def test_a_shared_prefix_with_many_followers_is_not_searched_again_and_again(mon
             server.s.submit(Request(f"c{number}", keys, 24, 1))
             server.s.commit(server.s.plan(0))
         count = 0
-        plain = FreePiece.evictable
+        plain = Extent.evictable
 
-        def counted(piece: FreePiece, plain=plain) -> int:
+        def counted(extent: Extent, plain=plain) -> int:
             nonlocal count
             count += 1
-            return plain(piece)
+            return plain(extent)
 
-        monkeypatch.setattr(FreePiece, "evictable", counted)
+        monkeypatch.setattr(Extent, "evictable", counted)
         server.s.evict(2 * conversations)
-        monkeypatch.setattr(FreePiece, "evictable", plain)
+        monkeypatch.setattr(Extent, "evictable", plain)
         looked[conversations] = count / conversations
     assert looked[400] < 2 * looked[50] + 2
 

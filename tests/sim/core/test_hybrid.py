@@ -199,7 +199,7 @@ def test_reused_blocks_beyond_the_protected_share_give_way_as_others() -> None:
     pool = s.memory.extents
     for number in range(16):
         serve(s, request(str(number), number // 2, 21, 1))
-        ranked = sum(len(extent.blocks) for extent in pool.free_extents() if extent.rank)
+        ranked = sum(len(extent.blocks) for extent in pool.free_extents() if extent.level)
         assert ranked <= 20
     assert ranked > 0
 

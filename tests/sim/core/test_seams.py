@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from pagecast.sim.core.check import check
 from pagecast.sim.core.engines.profile import Profile
 from pagecast.sim.core.engines.vllm.profile import VLLM
+from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.eviction_orders import Content, EvictionOrder
-from pagecast.sim.core.memory.group import FullGroup, Progress
 from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.memory import Memory
-from pagecast.sim.core.memory.pool import BlockPool
 from pagecast.sim.core.memory.ranked_eviction import RankedEviction
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.queue import Queue
@@ -199,13 +198,16 @@ def test_an_order_serves_requests_that_are_passed_over_too() -> None:
 # ---- a second KV group
 
 
-def two_groups(pool: BlockPool, size: int, caching: bool, progress: Progress) -> list[FullGroup]:
-    """Two groups of layers with tables of their own, from one pool."""
-    return [FullGroup(pool, size, caching=caching, progress=progress, index=index) for index in range(2)]
+TWO = (GroupSpec(KvKind.FULL, SIZE), GroupSpec(KvKind.LATENT, SIZE))
+"""Two groups of layers with tables of their own, from one pool."""
+
+
+def two_groups(blocks: int = 40, depth: int = 0) -> Scheduler:
+    return Scheduler(Limits(blocks, SIZE, 8, 64, pipeline_depth=depth, groups=TWO))
 
 
 def test_two_groups_take_twice_the_blocks_and_share_hits() -> None:
-    s = scheduler(replace(VLLM, groups=two_groups))
+    s = two_groups()
     first = request("0", 1, 10, 8)
     s.submit(first)
     plan = s.plan(0)
@@ -219,7 +221,7 @@ def test_two_groups_take_twice_the_blocks_and_share_hits() -> None:
 
 
 def test_a_request_that_never_fits_in_all_groups_is_rejected() -> None:
-    s = scheduler(replace(VLLM, groups=two_groups), blocks=12)
+    s = two_groups(12)
     assert not s.submit(request("0", 1, 30, 3))
     assert s.submit(request("1", 1, 20, 4))
 
@@ -227,7 +229,7 @@ def test_a_request_that_never_fits_in_all_groups_is_rejected() -> None:
 @settings(max_examples=60, deadline=None)
 @given(lives=LIVES, blocks=st.integers(16, 40), depth=st.integers(0, 1))
 def test_two_groups_never_lose_a_block(lives: list[tuple[int, int, int]], blocks: int, depth: int) -> None:
-    s = scheduler(replace(VLLM, groups=two_groups), blocks, depth=depth)
+    s = two_groups(blocks, depth)
     serve(s, *(request(str(id), *life) for id, life in enumerate(lives)))
 
 

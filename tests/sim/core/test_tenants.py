@@ -188,12 +188,11 @@ def test_the_ledger_counts_what_is_cached() -> None:
     s = scheduler(24, "*:weight=1")
     for i in range(7):
         run(s, request(f"{'ab'[i % 2]}{i}", "ab"[i % 2], i, 17))
-        pool = s.memory.pool
         cached = {}
-        for piece in pool.eviction:
-            if piece.run.published:
-                cached[piece.run.tenant] = cached.get(piece.run.tenant, 0) + piece.high - piece.low
-        assert cached == {tenant: blocks for tenant, blocks in pool.ledger.cached.items() if blocks}
+        for extent in s.memory.eviction:
+            if extent.key is not None:
+                cached[extent.tenant] = cached.get(extent.tenant, 0) + extent.rows
+        assert cached == {tenant: blocks for tenant, blocks in s.memory.ledger.cached.items() if blocks}
 
 
 # ---- isolation
@@ -286,10 +285,10 @@ class CountedSet(set):
 
 def work_of_lookup(s: Scheduler, probe: Request) -> tuple[int, ...]:
     """How often a lookup asks the device's index, the host's slots and the disk's files, and is answered."""
-    index, first = s.memory.pool.index, s.memory.pool.index.first
-    index.first = on_device = Counted(first)
+    extents, index = s.memory.extents, s.memory.extents.index
+    extents.index = on_device = Counted(index)
     hit = s.memory.find(probe)
-    index.first = first
+    extents.index = index
     assert hit.tokens == 0
     if s.offloading is None:
         return on_device.asked, on_device.answered
@@ -455,9 +454,9 @@ class TwoTenants(Life):
                 assert holders.setdefault(block, each.tenant) == each.tenant, "a block is held by both"
         if self.limits.caching:
             for each in self.s.requests.values():
-                for hit in self.s.memory.find(each).groups:
-                    for piece, _, _ in hit.pieces:
-                        assert piece.tenant == each.tenant, "a foreign block was found"
+                for hit in self.s.memory.find(each).tables:
+                    for extent, _, _ in hit.parts:
+                        assert extent.tenant == each.tenant, "a foreign block was found"
             if self.operations % 20 == 0:
                 self.look_up_a_foreign_prompt()
 

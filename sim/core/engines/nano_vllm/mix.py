@@ -8,7 +8,7 @@ Source: nano-vLLM, nanovllm/engine/scheduler.py and block_manager.py (bb823b3).
 
 from __future__ import annotations
 
-from pagecast.sim.core.memory.head_start import HeadStart, StartKind
+from pagecast.sim.core.memory.head_start import NO_START
 from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.rules.candidates import Candidates, TenantCeilings
@@ -50,17 +50,17 @@ class NanoVllmMix:
             request = started or (queue.first() if choice is None else choice.first())
             if request is None:
                 return
-            forked = 0
+            start = NO_START
             if started is None:
                 hit = memory.find(request)
                 if not self.admission.admits(step, memory, queue, request, hit):
                     step.refuse(request, hit)
                     return
-                forked = step.head_start(request, hit).tokens
-                missing = request.known_tokens - hit.tokens - forked
+                start = step.head_start(request, hit)
+                missing = request.known_tokens - hit.tokens - start.tokens
                 if budget < missing and step.chunks:
                     return
-                step.admit(request, hit, forked)
+                step.admit(request, hit, start)
                 memory.grow(request, request.known_tokens)
             else:
                 missing = request.known_tokens - request.computed_tokens
@@ -70,4 +70,4 @@ class NanoVllmMix:
             budget -= tokens
             if tokens == missing:
                 step.run(request)
-            step.compute(request, tokens, HeadStart(forked, StartKind.FORK))
+            step.compute(request, tokens, start)

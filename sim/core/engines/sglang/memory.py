@@ -15,15 +15,15 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.expiry import Expiry
+from pagecast.sim.core.memory.extent_pool import Watcher
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart
 from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.memory import Growth, Memory
 from pagecast.sim.core.memory.output_writers import OutputWriters
 from pagecast.sim.core.memory.partial_reuse import PartialReuse
-from pagecast.sim.core.memory.pool import Watcher
 from pagecast.sim.core.request import Request
 
-_NO_HIT = Hit(0, 0, 0, ())
+_NO_HIT = Hit(0)
 
 
 class Held:
@@ -84,7 +84,7 @@ class RadixMemory(Memory):
     def find(self, request: Request) -> Hit:
         """The longest cached prefix; the last known token is always left to compute."""
         pages = self.match(request, request.known_tokens - 1).pages
-        return Hit(pages * self.block_size, pages, 0, ()) if pages else _NO_HIT
+        return Hit(pages * self.block_size) if pages else _NO_HIT
 
     def room_beside(self, node: Node) -> int:
         """Tokens that could be allocated, by evicting if need be, once a node is locked."""
@@ -98,7 +98,7 @@ class RadixMemory(Memory):
 
     def fits(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
         """Whether the first `tokens` tokens of a waiting request fit in free and evictable pages."""
-        return -(-tokens // self.block_size) - hit.blocks + reserved <= self.free_blocks
+        return -(-tokens // self.block_size) - hit.tokens // self.block_size + reserved <= self.free_blocks
 
     def fits_now(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
         """Whether the pages of the first `tokens` tokens of a waiting request are free or can be evicted."""

@@ -174,7 +174,7 @@ class SglangMix:
         size = self.memory.block_size
         for prompt in adder.added:
             if prompt.match is not None:
-                step.admit(prompt.request, Hit(prompt.there, prompt.match.pages, 0, ()))
+                step.admit(prompt.request, Hit(prompt.there))
                 step.run(prompt.request)
         tokens = sum([prompt.tokens for prompt in adder.added])
         # With pages of several tokens SGLang makes room for one more per request.

@@ -154,7 +154,7 @@ class GuaranteedNoEvict:
                 queue.pass_over(request)
                 continue
             blocks = -(-request.most_tokens // memory.block_size) * memory.crossing_blocks
-            blocks += hit.idle - hit.blocks
+            blocks -= hit.held
             if blocks > free:
                 step.refuse(request, hit)
                 break
@@ -203,7 +203,7 @@ class MaxUtilization:
                     position += 1
                     continue
                 blocks = -(-request.known_tokens // memory.block_size) * memory.crossing_blocks
-                blocks += hit.idle - hit.blocks
+                blocks -= hit.held
             if blocks_in_step + blocks <= memory.free_blocks:
                 blocks_in_step += blocks
                 if hit is not None:
@@ -326,7 +326,7 @@ class TrtllmMix:
                 continue
             prompt.start = step.head_start(request, hit)
             prompt.move_behind(hit.tokens + prompt.start.tokens, self._size)
-            step.admit(request, hit, prompt.start.tokens)
+            step.admit(request, hit, prompt.start)
             step.run(request)
             reserved += memory.missing(request, request.known_tokens)
             begun.append(request)

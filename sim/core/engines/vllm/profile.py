@@ -21,6 +21,7 @@ from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.hybrid_memory import HybridMemory
 from pagecast.sim.core.memory.memory import OffloadableMemory
+from pagecast.sim.core.memory.window_rules import WindowRules
 from pagecast.sim.core.parts import Parts
 from pagecast.sim.core.queue import Order
 from pagecast.sim.core.rules.admission import WholeSequence
@@ -29,8 +30,6 @@ from pagecast.sim.core.rules.queue_limits import QueueLimits
 from pagecast.sim.core.rules.rules import Admission, MakeAdmission, MakeVictim, Mix, Victim
 from pagecast.sim.core.rules.victim import LeastUrgent, Newest
 from pagecast.sim.core.running import Running
-from pagecast.sim.core.step import Step
-from pagecast.sim.core.stretch.hybrid import HybridStride
 from pagecast.sim.core.stretch.single import SingleSteps
 from pagecast.sim.core.tiers.offloading import Offloading
 from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
@@ -81,6 +80,10 @@ class VllmProfile(Profile):
         """The step for layers that keep different tokens."""
         tuning = self._tuning(limits)
         return VllmHybridMix(self.admission(limits), self.victim(limits), self.rules, memory, tuning)
+
+    def window_rules(self) -> WindowRules:
+        """Those of the version."""
+        return self.rules.windows
 
     def _tuning(self, limits: Limits) -> Tuning | None:
         settings = limits.settings(VllmSettings())
@@ -151,7 +154,9 @@ class VllmProfile(Profile):
         self, limits: Limits, log: EventLog, drafter: Drafter | None = None, *, numbered: bool = True
     ) -> Parts:
         """The parts of one replica's scheduler. Errors: BadInput as for `check`."""
-        parts = self._parts(limits, log, drafter, numbered=numbered)
+        if limits.groups:
+            limits = replace(limits, held_batches=self.held_batches(limits.pipeline_depth))
+        parts = super().parts(limits, log, drafter, numbered=numbered)
         settings = limits.settings(VllmSettings())
         tuning = parts.mix.tuning if isinstance(parts.mix, VllmMix) else None
         if settings.encoder_tokens is not None and tuning is not None:
@@ -164,18 +169,6 @@ class VllmProfile(Profile):
             lifecycle = parts.lifecycle
             parts = parts._replace(stride=SingleSteps(lifecycle, lifecycle.memory, parts.step))
         return parts
-
-    def _parts(self, limits: Limits, log: EventLog, drafter: Drafter | None, *, numbered: bool) -> Parts:
-        if not limits.groups:
-            return super().parts(limits, log, drafter, numbered=numbered)
-        self.check(limits, drafter)
-        limits = replace(limits, held_batches=self.held_batches(limits.pipeline_depth))
-        running = self.running(limits)
-        order = self.hybrid_order(limits)
-        memory = HybridMemory(limits, log, running.findable, order, self.rules.windows, numbered=numbered)
-        lifecycle = self._lifecycle(limits, memory, running, log, drafter)
-        step = Step(lifecycle, memory, drafter, self.drafting)
-        return Parts(lifecycle, step, self.hybrid_mix(limits, memory), HybridStride(lifecycle, memory, step))
 
     def holding_order(self, limits: Limits) -> Order | None:
         """The order of requests that wait for a load, where they come before all others."""
@@ -190,7 +183,6 @@ class VllmProfile(Profile):
         kind = TieredOffloading if limits.host.disk else Offloading
         hit_ends = None
         if self.rules.windows.keeps_boundaries and limits.groups:
-            assert isinstance(memory, HybridMemory)
             hit_ends = memory.hit_ends
         return kind(limits.host, limits, memory, running, log, self.rules.offload, hit_ends)
 

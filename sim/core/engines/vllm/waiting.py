@@ -164,7 +164,7 @@ class WaitingPass:
         room_tokens = step.with_lookahead(done + tokens)
         if self._checks_room and not self.memory.fits_now(request, hit, room_tokens, self.margin()):
             return self._refuse(request, hit)
-        step.admit(request, hit, start.tokens)
+        step.admit(request, hit, start)
         self._run(request, tokens, start)
         return True
 
