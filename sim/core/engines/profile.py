@@ -56,9 +56,8 @@ class Profile:
 
     `priced_as`: the engine whose step costs apply, where that is another one.
 
-    `eviction` and `groups` are for models of one kind of layers, `hybrid_order` for the others
-    (`Limits.groups`), which `hybrid` tells whether the engine serves. `intake` may reject a request when it
-    is submitted. `offloads`: the engine has a host tier.
+    `hybrid`: the engine serves models whose layers keep different tokens (`Limits.groups`). `intake` may
+    reject a request when it is submitted. `offloads`: the engine has a host tier.
     `holds_longest`: it starts only where its KV cache holds a sequence of the longest length.
     `static_fraction`: its fraction of memory is for weights and KV alone. `packs_latents`: it gives the KV of
     sparse latent attention a packed dtype by itself.

@@ -1,11 +1,10 @@
 """Eviction orders: which cached content goes first. Each order is written once, here.
 
 An order gives content a level. The lowest level is evicted first, and of equal levels the content that was
-used least recently. Each memory ranks its own pieces by these levels, in a form that is fast for it:
+used least recently. Content is ranked by these levels in three forms:
 
-- `LeastRecentlyUsed` (`eviction.py`): a ring of free pieces, for `Lru` where freeing order is use order;
-- `RankedEviction`: a heap of free pieces, for every order;
-- `RankedExtentPool`: a ring per level, for orders by reuse (`ReuseOrder`);
+- `ExtentPool`: a ring, for `Lru` where the order of freeing is that of use;
+- `RankedEviction`: a heap of free extents, for every order;
 - `RadixTree`: a heap of leaves, for those of `LEAF_ORDERS`.
 
 Host memory evicts names that whole lookups move at once, and has its own forms (`tiers/host_eviction.py`).
@@ -119,42 +118,26 @@ class EvictionOrder:
         return {}
 
 
-class ReuseOrder(EvictionOrder):
-    """An order by reuse alone.
+class Lru(EvictionOrder):
+    """Least recently used first."""
+
+    def level(self, content: Content) -> float:
+        """One level for all."""
+        return 0
+
+
+class Lfu(EvictionOrder):
+    """Content that the fewest requests have reused first.
 
     A prefix is reused by all that reuse its continuation, so its level is never the lower one.
     """
 
-    def level_of(self, uses: int) -> int:
-        """The level of content that so many requests have reused."""
-        raise NotImplementedError
-
     def level(self, content: Content) -> float:
-        """The level by `uses`."""
-        return self.level_of(content.uses)
-
-
-class Lru(ReuseOrder):
-    """Least recently used first."""
-
-    def level_of(self, uses: int) -> int:
-        """One level for all."""
-        return 0
-
-    def level(self, content: Content) -> float:
-        """One level for all."""
-        return 0
-
-
-class Lfu(ReuseOrder):
-    """Content that the fewest requests have reused first."""
-
-    def level_of(self, uses: int) -> int:
         """How many requests have reused it."""
-        return uses
+        return content.uses
 
 
-class Slru(ReuseOrder):
+class Slru(EvictionOrder):
     """Content that was never reused before content that was: segmented LRU.
 
     The protected segment may be bounded (Karedy, Love and Wherry, 1994).
@@ -163,9 +146,9 @@ class Slru(ReuseOrder):
     def __init__(self, settings: OrderSettings = NO_SETTINGS) -> None:
         self.most_protected = settings.most_protected
 
-    def level_of(self, uses: int) -> int:
+    def level(self, content: Content) -> float:
         """1 in the protected segment."""
-        return 1 if uses > 0 else 0
+        return 1 if content.uses > 0 else 0
 
 
 class Fifo(EvictionOrder):
@@ -280,9 +263,10 @@ class Cost(EvictionOrder):
         }
 
 
-REUSE_ORDERS: dict[str, Callable[[OrderSettings], ReuseOrder]] = {"lru": Lru, "lfu": Lfu, "slru": Slru}
 ORDERS: dict[str, Callable[[OrderSettings], EvictionOrder]] = {
-    **REUSE_ORDERS,
+    "lru": Lru,
+    "lfu": Lfu,
+    "slru": Slru,
     "fifo": Fifo,
     "filo": Filo,
     "mru": Mru,

@@ -76,9 +76,9 @@ class Extent:
     counts only for entries of tables that are longer than the extent, and may be out of date otherwise.
     `uses` counts the tables that reused it.
 
-    Where it is `in_tree` it has `parent` and `children`, and `is_rest`: it was split off its parent's end. `origin` is
-    the request that wrote it, `made` when, `keep` the retention that is asked for it; where nobody asks for
-    these they are None and 0. `level` and `used` are its place in a heap while it is free
+    Where it is `in_tree` it has `parent` and `children`, and `is_rest`: it was split off its parent's end.
+    `origin` is the request that wrote it, `made` when, `keep` the retention that is asked for it; where
+    nobody asks for these they are None and 0. `level` and `used` are its place in a heap while it is free
     (`RankedEviction`).
     """
 

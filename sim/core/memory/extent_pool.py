@@ -32,7 +32,6 @@ from array import array
 from bisect import insort
 from collections.abc import Iterator, Sequence
 from itertools import cycle, groupby, islice
-from typing import Protocol
 
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.identity.keys import segment_of
@@ -40,16 +39,7 @@ from pagecast.sim.core.memory.blocks import last_first, numbered_blocks, unnumbe
 from pagecast.sim.core.memory.extent import NO_ROWS, Extent, Free, Origin
 from pagecast.sim.core.memory.table import Leaver, Table
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
-
-
-class Watcher(Protocol):
-    """Hears which content can be found: blocks `begin` to `end` of the segment that has the key `key`."""
-
-    def stored(self, key: bytes, begin: int, end: int) -> None:
-        """These blocks can be found from now on."""
-
-    def removed(self, key: bytes, begin: int, end: int) -> None:
-        """These blocks can no longer be found, or one copy of them less."""
+from pagecast.sim.core.memory.watcher import Both, Watcher
 
 
 class ExtentPool:
@@ -120,7 +110,7 @@ class ExtentPool:
     def watch(self, watcher: Watcher, marks: frozenset[bytes]) -> None:
         """Tells a watcher, before the first take, of the content of the groups with these marks."""
         self._watched = marks
-        self.watcher = watcher if self.watcher is None else _Both(self.watcher, watcher)
+        self.watcher = watcher if self.watcher is None else Both(self.watcher, watcher)
         self._heard = True
         self._most_owed = 0  # it hears of what is evicted at once
 
@@ -853,22 +843,6 @@ class ExtentPool:
     def findable(self) -> set[int]:
         """Every block whose content can be found. Linear in the pool."""
         return {block for extent in self.findable_extents() for block in extent.blocks} | set(self.begun)
-
-
-class _Both(Watcher):
-    """Tells two watchers the same."""
-
-    def __init__(self, first: Watcher, second: Watcher) -> None:
-        self._first = first
-        self._second = second
-
-    def stored(self, key: bytes, begin: int, end: int) -> None:
-        self._first.stored(key, begin, end)
-        self._second.stored(key, begin, end)
-
-    def removed(self, key: bytes, begin: int, end: int) -> None:
-        self._first.removed(key, begin, end)
-        self._second.removed(key, begin, end)
 
 
 def _free_extent(blocks: array[int]) -> Extent:

@@ -24,7 +24,7 @@ from pagecast.sim.core.memory.dividing import Division
 from pagecast.sim.core.memory.eviction import Eviction
 from pagecast.sim.core.memory.expiry import Expiry
 from pagecast.sim.core.memory.extent import Extent, Origin
-from pagecast.sim.core.memory.extent_pool import ExtentPool, Watcher
+from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
 from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.layer_group import LayerGroup, Part, mark_of
@@ -37,6 +37,7 @@ from pagecast.sim.core.memory.table import Leaver, Table
 from pagecast.sim.core.memory.table_hit import TableHit
 from pagecast.sim.core.memory.tables import Tables
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
+from pagecast.sim.core.memory.watcher import Watcher
 from pagecast.sim.core.memory.window_rules import DENSE, WindowRules
 from pagecast.sim.core.memory.windows import Windows
 from pagecast.sim.core.request import Request, State
@@ -137,6 +138,8 @@ class HybridMemory(OffloadableMemory):
         self.regular = equal and (in_order or not self._window_groups)
         # Whether every group takes a block whenever a request begins one, and keeps it to the end.
         self.plain = self._alike_groups and not self._window_groups
+        # Whether there is one such group, and nobody hears of each block that can be found from now on.
+        self._single = self.plain and len(specs) == 1 and log.events is None and not self._traced
         self.untold = "layers with windows tell nobody what they evict" if self._window_groups else ""
 
     def watch(self, watcher: Watcher) -> None:
@@ -581,7 +584,7 @@ class HybridMemory(OffloadableMemory):
             tables = self.tables[request]
             self._dealt(tables)
             self._note_begun(request, tables, generates=True)
-        if self.writers.may_write(request.keys):
+        if self.writers.others_write(request):
             self._catch_up_all(request)
         self.writers.add(request)
 
@@ -596,7 +599,7 @@ class HybridMemory(OffloadableMemory):
         """Makes the full blocks of a request's first `tokens` tokens findable, in whole aligned pieces."""
         if not self.caching:
             return
-        if self.writers.may_write(request.keys):
+        if self.writers.others_write(request):
             self._catch_up_all(request)
         self._publish(request, tokens)
 
@@ -605,6 +608,16 @@ class HybridMemory(OffloadableMemory):
         if tables is None or tokens <= tables.published:
             return
         by_group = self._dealt(tables) if tables.pending else tables.by_group
+        if self._single and not self.key_lookahead and not self.recomputes_block:
+            tables.published = tokens
+            full = tokens // self.block_size
+            table = by_group[0]
+            if full > table.places:
+                full = table.places
+                tables.published = 0  # there is more to publish once there are places
+            if full > table.stored:
+                self.layers[0].publish_rows(request.keys, table, full)
+            return
         computed = whole = tokens // self.aligned * self.aligned
         if self.key_lookahead:
             # Whole pieces are those of computed tokens, also where the last key is not known yet.
@@ -704,15 +717,18 @@ class HybridMemory(OffloadableMemory):
 
     def _take_tables(self, request: Request) -> list[Table]:
         """Takes a request's tables from it; none where it holds nothing."""
-        self._catch_up(request)
-        self.fresh.pop(request, None)
-        self.filled.pop(request, None)
+        if not self._single:
+            self._catch_up(request)
+            self.fresh.pop(request, None)
+            self.filled.pop(request, None)
+            self._junctions.pop(request, None)
         self.writers.remove(request)
-        self._junctions.pop(request, None)
         tables = self.tables.pop(request, None)
         if tables is None:
             return []
         dealt = self._dealt(tables)
+        if self._single:
+            return dealt
         for group, table in zip(self.layers, dealt, strict=True):
             group.keep_tail(table)
         return dealt

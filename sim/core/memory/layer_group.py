@@ -274,6 +274,21 @@ class LayerGroup:
                 log.add(EventKind.STORED, request.id, stored.tolist(), group=self.index)
             pool.publish(table, count, digest + self.mark, number, self._units)
 
+    def publish_rows(self, keys: BlockKeys, table: Table, full: int) -> None:
+        """As `publish`, where every token is kept in blocks of one key each, and nobody hears of them."""
+        place = table.stored
+        table.stored = full
+        ends = keys.ends
+        segment = segment_of(keys, place)
+        while place < full:
+            end = ends[segment]
+            if end > full:
+                end = full
+            if end > place:
+                self.pool.publish(table, end - place, keys.digests[segment] + self.mark, place, 1)
+                place = end
+            segment += 1
+
     def _rename(self, block: int) -> None:
         """Tells that a block loses the name that it had while its own key was not known."""
         if self.pool.tails.pop(block, None) is None:

@@ -3,8 +3,7 @@
 Rules and the request life cycle ask here, and nowhere else, which prefixes are cached, which requests fit and
 which blocks they hold. Behind the door is one of these:
 
-    KvMemory       every layer keeps every token: runs of blocks in a tree
-    HybridMemory   layers keep different tokens, as with sliding windows: extents, held group by group
+    HybridMemory   groups of layers, each of which keeps its tokens: extents of blocks from one pool
     RadixMemory    SGLang: pages without numbers, and a radix tree
 
 A memory declares the protocol as its base and implements all of it. Of a request it is asked, in this order,
@@ -18,12 +17,12 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from pagecast.sim.core.memory.expiry import Expiry
-from pagecast.sim.core.memory.extent_pool import Watcher
 from pagecast.sim.core.memory.head_start import HeadStart
 from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.output_writers import OutputWriters
 from pagecast.sim.core.memory.partial_reuse import PartialReuse
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
+from pagecast.sim.core.memory.watcher import Watcher
 from pagecast.sim.core.request import Request
 
 

@@ -60,6 +60,19 @@ class OutputWriters:
         """Whether one of them writes content of a sequence."""
         return bool(self._by_digest) and not self._by_digest.keys().isdisjoint(keys.digests)
 
+    def others_write(self, request: Request) -> bool:
+        """Whether others of them than a request itself write content of its sequence."""
+        writers = self._by_digest
+        keys = request.keys
+        if not writers or writers.keys().isdisjoint(keys.digests):
+            return False
+        if keys.explicit:
+            return True
+        own = writers.get(keys.digests[-1])
+        if own is None or len(own) > 1 or own[0] is not request:
+            return True
+        return not writers.keys().isdisjoint(keys.digests[:-1])
+
     def quoted(self, requests: Iterable[Request]) -> bool:
         """Whether one of them writes content of one of these requests."""
         writers = self._by_digest

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from enum import Enum
+from typing import cast
 
+import pytest
 import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pagecast.sim.core.check import check
 from pagecast.sim.core.engines.profile import Profile
 from pagecast.sim.core.engines.vllm.profile import VLLM
-from pagecast.sim.core.group_spec import GroupSpec, KvKind
+from pagecast.sim.core.group_spec import KINDS, Found, GroupSpec, KindRules, KvKind
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.eviction_orders import Content, EvictionOrder
@@ -231,6 +234,53 @@ def test_a_request_that_never_fits_in_all_groups_is_rejected() -> None:
 def test_two_groups_never_lose_a_block(lives: list[tuple[int, int, int]], blocks: int, depth: int) -> None:
     s = two_groups(blocks, depth)
     serve(s, *(request(str(id), *life) for id, life in enumerate(lives)))
+
+
+# ---- a kind of KV group
+
+
+class Recent(KindRules):
+    """Layers that read the block of the next token and the one before it."""
+
+    keeps_all: bool = False
+    windowed: bool = True
+    found: Found = Found.FROM_END
+
+    def skipped_tokens(self, spec: GroupSpec, computed: int) -> int:
+        return max(computed // spec.block_size - 1, 0) * spec.block_size
+
+    def window_blocks(self, spec: GroupSpec) -> int:
+        return 1
+
+    def reachable(self, spec: GroupSpec, aligned: int, *, dropping: bool) -> int:
+        return 1 + dropping
+
+
+class OurKind(Enum):
+    RECENT = "recent blocks"
+
+
+RECENT = cast(KvKind, OurKind.RECENT)
+
+
+def test_a_new_kind_of_group_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds two blocks of a long request, and a longer prompt goes on from where it ended."""
+    monkeypatch.setitem(KINDS, RECENT, Recent())
+    groups = (GroupSpec(KvKind.FULL, SIZE), GroupSpec(RECENT, SIZE))
+    s = Scheduler(Limits(40, SIZE, 8, 64, groups=groups), VLLM)
+    first = request("0", 1, 32, 8)
+    s.submit(first)
+    for _ in range(4):
+        plan = s.plan(0)
+        assert plan is not None
+        s.commit(plan)
+        check(s)
+    assert s.memory.blocks(first, 1).count(s.limits.num_blocks) == 7
+    assert s.memory.used_blocks == 9 + 2
+    serve(s)
+    again = request("1", 1, 40, 2)
+    serve(s, again)
+    assert again.cached_tokens == 32
 
 
 # ---- several tokens per decode step

@@ -15,12 +15,12 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.expiry import Expiry
-from pagecast.sim.core.memory.extent_pool import Watcher
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart
 from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.memory import Growth, Memory
 from pagecast.sim.core.memory.output_writers import OutputWriters
 from pagecast.sim.core.memory.partial_reuse import PartialReuse
+from pagecast.sim.core.memory.watcher import Watcher
 from pagecast.sim.core.request import Request
 
 _NO_HIT = Hit(0)
