@@ -857,8 +857,9 @@ class HybridMemory(OffloadableMemory):
 
     def findable_blocks(self) -> set[int]:
         """Every block whose content can be found. Linear in the pool; for displays."""
-        for request in self.tables:
-            self._catch_up(request)
+        if self.log.events is None:  # a log has each block when the engine publishes it
+            for request in self.tables:
+                self._catch_up(request)
         return self.extents.findable()
 
 

@@ -266,7 +266,7 @@ RECENT = cast(KvKind, OurKind.RECENT)
 def test_a_new_kind_of_group_is_one_class_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """It holds two blocks of a long request, and a longer prompt goes on from where it ended."""
     monkeypatch.setitem(KINDS, RECENT, Recent())
-    groups = (GroupSpec(KvKind.FULL, SIZE), GroupSpec(RECENT, SIZE))
+    groups = (GroupSpec(KvKind.FULL, SIZE), GroupSpec(RECENT, SIZE, 2 * SIZE))
     s = Scheduler(Limits(40, SIZE, 8, 64, groups=groups), VLLM)
     first = request("0", 1, 32, 8)
     s.submit(first)

@@ -192,17 +192,8 @@ def test_scenarios_refuse_watermarks_that_cannot_be() -> None:
             Scenario.make({"watermarks": text})
 
 
-@pytest.mark.parametrize("eviction", ["fifo", "priority", "cost"])
-def test_models_with_windows_refuse_orders_that_need_to_know_what_follows(eviction: str) -> None:
-    scenario = Scenario(
-        model="google/gemma-3-27b-it", num_gpu_blocks=2000, eviction=eviction, costs="roofline"
-    )
-    with pytest.raises(BadInput, match="choose lru, lfu or slru"):
-        replay(read("chat", limit=2), scenario)
-
-
-@pytest.mark.parametrize("eviction", ["lfu", "slru"])
-def test_models_with_windows_are_evicted_by_reuse(eviction: str) -> None:
+@pytest.mark.parametrize("eviction", ["fifo", "priority", "lfu", "slru", "cost"])
+def test_models_with_windows_take_every_order(eviction: str) -> None:
     scenario = Scenario(model="openai/gpt-oss-20b", num_gpu_blocks=1200, max_num_seqs=8, costs="roofline")
     trace = read("chat", limit=150)
     plain = replay(trace, scenario).summary
@@ -211,7 +202,23 @@ def test_models_with_windows_are_evicted_by_reuse(eviction: str) -> None:
     slow = replay(trace, changed, fast_forward=False)
     assert fast.requests.equals(slow.requests)
     assert fast.summary["evicted_blocks"] == slow.summary["evicted_blocks"]
-    assert fast.summary["reused_prefix_tokens"] > 1.02 * plain["reused_prefix_tokens"]
+    if eviction in ("lfu", "slru"):
+        assert fast.summary["reused_prefix_tokens"] > 1.02 * plain["reused_prefix_tokens"]
+
+
+def test_tenants_of_models_with_windows_have_accounts_of_what_they_lose() -> None:
+    scenario = Scenario(
+        model="openai/gpt-oss-20b",
+        num_gpu_blocks=600,
+        max_num_seqs=8,
+        isolation="tenant",
+        tenants="*:weight=1",
+        costs="roofline",
+    )
+    summary = replay(_of_tenants(100), scenario, check_every=50).summary
+    lost = [figures["evicted_blocks"] for figures in summary["tenants"].values()]
+    assert min(lost) > 0
+    assert sum(lost) <= summary["evicted_blocks"]
 
 
 def test_a_rollout_forces_misses_and_says_when_old_blocks_are_gone() -> None:
