@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.documents import field_problem
+from pagecast.sim.documents import WORDS, field_problem
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
@@ -84,13 +84,7 @@ def flag_of(info: FieldInfo) -> Flag:
     return next((one for one in info.metadata if isinstance(one, Flag)), Flag())
 
 
-_WORDS = {
-    "greater_than": "it must be above {gt:g}",
-    "greater_than_equal": "it must be at least {ge:g}",
-    "less_than_equal": "it must be at most {le:g}",
-    "finite_number": "it must be a finite number",
-    "literal_error": "choose {expected}",
-}
+_WORDS = {**WORDS, "literal_error": "choose {expected}"}
 
 
 def _problem(error: ValidationError, kind: type[Options]) -> str:

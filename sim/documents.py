@@ -116,9 +116,31 @@ def field_problem(
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "value_error" and isinstance(first["input"], dict):  # fields at odds with each other
         return f"{name}: {message}" if place else message
+    if first["type"] in WORDS:
+        bounds = first.get("ctx", {})
+        least = bounds.get("ge", 0)  # the least that can be divided by, where it must be above 0
+        message = WORDS["greater_than" if 0 < least < _TINY else first["type"]].format(gt=0, **bounds)
     if first["type"] == "less_than_equal" and first["ctx"]["le"] == 1 and 2 <= first["input"] <= 100:
         message = f"give a fraction: {first['input'] / 100:g} for {first['input']:g}%"
     return f"{name} is {first['input']!r}: {message}" if place else message
+
+
+_TINY = 1e-6
+# What a value may be, by the type of pydantic's error.
+WORDS = {
+    "greater_than": "it must be above {gt:g}",
+    "greater_than_equal": "it must be at least {ge:g}",
+    "less_than": "it must be below {lt:g}",
+    "less_than_equal": "it must be at most {le:g}",
+    "finite_number": "it must be a finite number",
+    "int_type": "give a whole number",
+    "int_parsing": "give a whole number",
+    "int_from_float": "give a whole number",
+    "float_type": "give a number",
+    "float_parsing": "give a number",
+    "bool_type": "give true or false",
+    "bool_parsing": "give true or false",
+}
 
 
 def _as_mapping(model: type[BaseModel], value: Any) -> str:

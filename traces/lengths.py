@@ -128,7 +128,7 @@ def parse(text: str) -> Law:
             return _fixed(kind)
         return _PARSERS[kind](rest)
     except (KeyError, ValueError, TypeError):
-        raise BadInput(f"lengths {text!r}: not understood; write one of {HELP}") from None
+        raise BadInput(f"lengths {text!r}: not understood; write a number, or one of {HELP}") from None
 
 
 def _fixed(text: str) -> Law:
@@ -141,6 +141,8 @@ def _fixed(text: str) -> Law:
 def _uniform(text: str) -> Law:
     least, _, most = text.partition("-")
     law = Uniform(int(least), int(most))
+    if law.least > law.most:
+        raise BadInput(f"lengths 'uniform:{text}': {least} is more than {most}; give the lower first")
     if not 0 <= law.least <= law.most < 2**53:
         raise ValueError
     return law

@@ -10,7 +10,8 @@ order of its `prefix_repetition` data set, and of its `get_request`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from math import ceil, floor, inf
 from random import Random
@@ -163,14 +164,21 @@ class Load:
     def _laws(self) -> tuple[Law, Law]:
         """The laws of input and output lengths."""
         ratios = _ratios(self.range_ratio)
-        return _around(self.input_len or "1024", ratios[0]), _around(self.output_len or "128", ratios[1])
+        with _of("input_len"):
+            prompts = _around(self.input_len or "1024", ratios[0])
+        with _of("output_len"):
+            return prompts, _around(self.output_len or "128", ratios[1])
 
     def _requests(self, seed: int) -> Trace:
         count, prefixes = self.count, self.num_prefixes or 1
         distinct = min(self.distinct_prompts or count, count)
         order = _order(distinct, prefixes, seed)
         rng = np.random.default_rng(checked_seed(seed))
-        inputs, outputs = (tokens(law, distinct, rng) for law in self._laws())
+        prompts, answers = self._laws()
+        with _of("input_len"):
+            inputs = tokens(prompts, distinct, rng)
+        with _of("output_len"):
+            outputs = tokens(answers, distinct, rng)
         # As by vLLM's tool, those beyond as many for each prefix are not made, unless prompts are sent again.
         number = order[np.arange(count if distinct < count else len(order)) % len(order)]
         prefix, own = self.prefix_len or 0, inputs[number]
@@ -188,12 +196,16 @@ class Load:
     def _conversations(self, seed: int) -> Trace:
         prompts, outputs = self._laws()
         systems = (self.prefix_len,) * (self.num_prefixes or 1) if self.prefix_len else ()
+        with _of("turns"):
+            turns = parse(self.turns or "1")
+        with _of("turn_delay"):
+            delay = parse(self.turn_delay or "0")
         shape = Conversations(
             Pace(),
-            parse(self.turns or "1"),
+            turns,
             prompts,
             outputs,
-            parse(self.turn_delay or "0"),
+            delay,
             systems,
             skew=0.0,
             most_tokens=_MOST_TOKENS,
@@ -220,8 +232,10 @@ class Load:
             arrival[first] = self._pace().draw(int(first.sum()), seed)
             trace = replace(trace, requests=table({**columns_of(trace), "arrival_s": arrival}))
         if self.max_tokens is not None:
-            most = _most_tokens(self.max_tokens, trace.integers("output_tokens"), seed)
-            trace = replace(trace, requests=table({**columns_of(trace), "max_tokens": most}))
+            with _of("max_tokens"):
+                most, raised = _most_tokens(self.max_tokens, trace.integers("output_tokens"), seed)
+            columns = table({**columns_of(trace), "max_tokens": most})
+            trace = replace(trace, requests=columns, notes=(*trace.notes, *raised))
         if self.concurrency is not None:
             trace = replace(trace, concurrency=Concurrency(self.concurrency, self.concurrency_ramp or 0.0))
         if self.warmup or (self.repeat_prompts or 1) > 1:
@@ -296,14 +310,29 @@ def _fewer(count: int, prefixes: int) -> tuple[str, ...]:
     return (f"{prefixes} prefixes have equally many prompts: {count} fewer are made",) if count else ()
 
 
-def _most_tokens(text: str, outputs: Ints, seed: int) -> Ints:
-    """`max_tokens` of requests of these outputs: at least the output. Errors: BadInput."""
-    if not text.endswith("x"):
-        return np.maximum(tokens(parse(text), len(outputs), np.random.default_rng([seed, 2])), outputs)
+def _most_tokens(text: str, outputs: Ints, seed: int) -> tuple[Ints, tuple[str, ...]]:
+    """`max_tokens` of requests of these outputs: at least the output, and a note where that is more.
+
+    Errors: BadInput.
+    """
+    if not text.endswith(("x", "X")):
+        most = tokens(parse(text), len(outputs), np.random.default_rng([seed, 2]))
+        less = int((most < outputs).sum())
+        note = f"max_tokens is less than the output of {less:,} requests, and counted as their output"
+        return np.maximum(most, outputs), (note,) if less else ()
     try:
         factor = float(text[:-1])
     except ValueError:
         factor = 0.0
     if not 1 <= factor < inf:
-        raise BadInput(f"max_tokens {text}: give a factor of at least 1, such as 4x, or a length")
-    return np.asarray(np.ceil(factor * outputs), dtype=np.int64)
+        raise BadInput(f"{text!r}: give a factor of at least 1, such as 4x, or a length")
+    return np.asarray(np.ceil(factor * outputs), dtype=np.int64), ()
+
+
+@contextmanager
+def _of(field: str) -> Iterator[None]:
+    """Names the field in errors of the law that it holds."""
+    try:
+        yield
+    except BadInput as error:
+        raise BadInput(f"{field}: {error}") from None

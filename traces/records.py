@@ -139,7 +139,7 @@ def records(source: Source, limit: int | None = None) -> Iterator[Record]:
 
 
 def items(source: Source, limit: int | None = None) -> Iterator[Record]:
-    """The objects of a file that is one JSON array, has one per line, or has them indented, read piece by piece.
+    """The objects of a file: one array of them, one per line, or indented; read piece by piece.
 
     Lines of the others count items from 1. Raises BadInput like `records`, and for an item of more than
     64 MiB.

@@ -132,7 +132,11 @@ class TextTable:
                 try:
                     pc.cast(pa.scalar(text), pa.float64())
                 except pa.ArrowInvalid:
-                    remedy = "write it without commas, decimals with a point" if "," in text else "correct or remove the row"
+                    remedy = (
+                        "write it without commas, decimals with a point"
+                        if "," in text
+                        else "correct or remove the row"
+                    )
                     problem = f"{text[:40]!r} is no number; {remedy}"
                     raise self.fail(row, field, problem) from None
             raise

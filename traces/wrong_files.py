@@ -127,7 +127,7 @@ WRONG: tuple[tuple[Callable[[Head], bool], str], ...] = (
     ),
     (
         _keys("startTime", "spend", "users", without="prompt_tokens"),
-        "LiteLLM's spend by day, without requests; ask /spend/logs without dates, or export LiteLLM_SpendLogs",
+        "LiteLLM's spend by day, without requests; ask /spend/logs without dates, or export its table",
     ),
     (
         _keys("metadata", "payload", "responses"),
@@ -135,7 +135,7 @@ WRONG: tuple[tuple[Callable[[Head], bool], str], ...] = (
     ),
     (
         _keys("data", "payloads"),
-        "the inputs that AIPerf sent, without times and answers; give profile_export.jsonl of the same folder",
+        "what AIPerf sent, without times and answers; give profile_export.jsonl of the same folder",
     ),
     (
         _keys("custom_id", "method", "url", "body"),

@@ -13,6 +13,21 @@ _OTHER_NAMES = {
     for profile in PROFILES.values()
     for theirs, ours in profile.option_names.items()
 }
+# Options of load tools that say how a server is reached, or which of their data sets is sent.
+_OF_LOAD_TOOLS = {
+    *(
+        "--backend",
+        "--base-url",
+        "--host",
+        "--endpoint",
+        "--endpoint-type",
+        "--url",
+        "--target",
+        "--tokenizer",
+    ),
+    *("--dataset-name", "--ignore-eos", "--save-result", "--save-detailed", "--disable-tqdm", "--streaming"),
+    *("--percentile-metrics", "--metric-percentiles", "--trust-remote-code", "--result-filename"),
+}
 _WITH_UNIT = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z%]+)")
 
 
@@ -23,7 +38,8 @@ def mistake(error: Any, arguments: Sequence[str]) -> str | None:
         return None
     if getattr(error, "option_name", None):
         return _other_name(context, arguments)
-    return _number_with_unit(getattr(error, "param", None), arguments)
+    parameter = getattr(error, "param", None)
+    return _number_with_unit(parameter, arguments) or _no_number(parameter, arguments, error.format_message())
 
 
 def _other_name(context: Any, arguments: Sequence[str]) -> str | None:
@@ -33,6 +49,10 @@ def _other_name(context: Any, arguments: Sequence[str]) -> str | None:
         ours = _OTHER_NAMES.get(name)
         if name not in options and ours in options:
             return f"No such option: {name}; did you mean {ours}?"
+        if name in _OF_LOAD_TOOLS - options and "--input-len" in options:
+            return f"No such option: {name}, which load tools have: leave it out, nothing is sent"
+        if name == "--dataset-path" and "--input-len" in options:
+            return f"No such option: {name}; give the file as the trace"
     return None
 
 
@@ -49,6 +69,17 @@ def _number_with_unit(parameter: Any, arguments: Sequence[str]) -> str | None:
             if unit not in re.findall(r"\w+", about):
                 hint = f"give a number without a unit ({about})"
             return f"{option} is {value}: {hint}"
+    return None
+
+
+def _no_number(parameter: Any, arguments: Sequence[str], problem: str) -> str | None:
+    kind = next((word for word in ("integer", "number") if f"a valid {word}" in problem), None)
+    for option in () if parameter is None or kind is None else parameter.opts:
+        value = _value_of(option, arguments)
+        if value:
+            several = "--sweep-concurrency takes several" if "," in value and "concurrency" in option else ""
+            needed = f"give {'a whole number' if kind == 'integer' else 'a number'}"
+            return f"{option} is {value}: {needed}{'; ' + several if several else ''}"
     return None
 
 

@@ -85,7 +85,7 @@ class GivenScenario:
             launched(launch),
             logged(log),
             given.get("trace"),
-            make_load(of_load, "options"),
+            make_load(of_load),
         )
 
 
@@ -246,7 +246,8 @@ def _made(scenario: Scenario, options: LoadOptions, made: Load) -> Trace:
         raise BadInput(
             "give a trace (a file, or a sample's name), or requests to make: --input-len, --output-len"
         )
-    refuse_options(options, "is for a trace that is read: leave it out, or give a trace")
+    instead = "" if options.rate is None else "; --request-rate says how often made requests come"
+    refuse_options(options, f"is for a trace that is read: leave it out, or give a trace{instead}")
     return made.trace(scenario.seed)
 
 

@@ -18,15 +18,16 @@ def load_fields() -> Mapping[str, FieldInfo]:
     return flat_model(Load).model_fields
 
 
-def make_load(fields: Mapping[str, Any], where: str = "load") -> Load:
-    """A load of fields from outside. Errors: BadInput naming the field and what it may be."""
+def make_load(fields: Mapping[str, Any], where: str = "") -> Load:
+    """A load of fields from outside. Errors: BadInput naming the field, what it may be, and `where` it is."""
+    before = where and f"{where}: "
     try:
         return Load(**flat_model(Load)(**fields).__dict__)
     except ValidationError as error:
         problem = field_problem(error, flat_model(Load), document="a load")
-        raise BadInput(f"{where}: {problem}") from None
+        raise BadInput(before + problem) from None
     except BadInput as error:  # fields at odds with each other
-        raise BadInput(f"{where}: {error}") from None
+        raise BadInput(f"{before}{error}") from None
 
 
 def checked_field(name: str, value: Any) -> str | int | float | None:

@@ -446,7 +446,7 @@ WRONG = {
     ),
     "AIPerf, inputs": (
         json.dumps({"data": [{"session_id": "a", "payloads": [{"messages": [{"role": "user"}]}]}]}),
-        "inputs that AIPerf sent.*profile_export.jsonl",
+        "what AIPerf sent.*profile_export.jsonl",
     ),
     "genai-perf, raw": (
         json.dumps({"service_kind": "openai", "experiments": [{"response_timestamps": []}]}),
@@ -489,7 +489,7 @@ WRONG = {
     "locust, page": (ONE_PAGE.format("Locust"), "locust's report as a web page.*prompt_tokens"),
     "LiteLLM, by day": (
         json.dumps([{"startTime": "2026-11-01", "spend": 1.0, "users": {}, "models": {}}]),
-        "LiteLLM's spend by day.*LiteLLM_SpendLogs",
+        "LiteLLM's spend by day.*export its table",
     ),
     "OTEL metrics": (json.dumps({"resourceMetrics": []}), "OpenTelemetry's metrics.*resourceSpans"),
     "OTEL spans without tokens": (json.dumps(SPANS[1]), "no span of 1 has gen_ai.usage.prompt_tokens"),

@@ -29,7 +29,18 @@ from pagecast.traces.tabular import TextTable, check_names, read_table
 NAMES: dict[str, tuple[str, ...]] = {
     "arrival": (
         *("arrivals", "arrivaltime", "arrival", "requeststarttime", "starttime", "timestamp", "attimestamp"),
-        *("createdat", "created", "requesttime", "requestcreatedat", "receivedat", "start", "datetime", "time", "ts", "date"),
+        *(
+            "createdat",
+            "created",
+            "requesttime",
+            "requestcreatedat",
+            "receivedat",
+            "start",
+            "datetime",
+            "time",
+            "ts",
+            "date",
+        ),
     ),
     "input": (
         *("inputtokens", "prompttokens", "numprompttokens", "prompttokencount", "inputtokencount"),
@@ -71,7 +82,16 @@ NAMES: dict[str, tuple[str, ...]] = {
         "e2elatencys",
         "e2elatencyms",
     ),
-    "status": ("status", "statuscode", "httpstatus", "responsestatus", "error", "errorcode", "success", "exception"),
+    "status": (
+        "status",
+        "statuscode",
+        "httpstatus",
+        "responsestatus",
+        "error",
+        "errorcode",
+        "success",
+        "exception",
+    ),
 }
 _NEEDED = ("arrival", "input", "output")
 _TEXTS = ("session", "tenant", "model", "adapter", "salt")
@@ -136,7 +156,7 @@ def read(
 
 
 def _rows(found: Iterator[Record], limit: int | None) -> Iterator[Record]:
-    """The records; those of a list within, where there is one record with one list of objects, as APIs answer."""
+    """The records; where there is one, with one list of objects, as APIs answer, those of the list."""
     first = next(found, None)
     if first is None:
         return

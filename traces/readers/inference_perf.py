@@ -1,8 +1,8 @@
 """inference-perf's `per_request_lifecycle_metrics.json`: an array of the requests of a benchmark.
 
 Uses `start_time`, `end_time` (seconds), and of `info` the input tokens, `output_tokens` and
-`output_token_times`, which later versions keep in its `request_metrics` and `response_metrics`; a request with
-an `error` failed. Source: github.com/kubernetes-sigs/inference-perf, apis/base.py, reportgen/base.py.
+`output_token_times`, which later versions keep in its `request_metrics` and `response_metrics`; a request
+with an `error` failed. Source: github.com/kubernetes-sigs/inference-perf, apis/base.py, reportgen/base.py.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def _of_jaeger(span: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_console(span: dict[str, Any]) -> dict[str, Any]:
-    """A span as Python's console exporter prints it, as one of OTLP. Errors: KeyError, TypeError, ValueError."""
+    """A span as a console exporter prints it, as one of OTLP. Errors: KeyError, TypeError, ValueError."""
     return {
         "startTimeUnixNano": _ticks(span["start_time"]),
         "endTimeUnixNano": _ticks(span["end_time"]),
@@ -130,7 +130,9 @@ def _of_console(span: dict[str, Any]) -> dict[str, Any]:
 
 def _ticks(date: str) -> int:
     """Nanoseconds since 1970 of a date. Errors: ValueError, TypeError."""
-    return (datetime.fromisoformat(date) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
+    return (
+        (datetime.fromisoformat(date) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
+    )
 
 
 def _attributes(span: dict[str, Any]) -> dict[str, Any]:

@@ -84,6 +84,24 @@ def test_a_check_may_make_its_requests(tmp_path: Path, body, refusal):
         (("replay", "chat", "--input-len", 9), "leave input_len or the trace out"),
         (("replay", *MADE, "--sort"), "--sort is for a trace that is read"),
         (("replay", *MADE, "--sweep-concurrency", "1,x"), "give whole numbers with commas"),
+        (("replay", *MADE, "--rate", 5), "--request-rate says how often made requests come"),
+        (
+            ("replay", "--input-len", "abc"),
+            "input_len: lengths 'abc': not understood; write a number, or one of",
+        ),
+        (
+            ("replay", "--input-len", "uniform:500-100"),
+            "input_len: lengths 'uniform:500-100': 500 is more than",
+        ),
+        (("replay", *MADE, "--concurrency", 0), "concurrency is 0: it must be at least 1"),
+        (("replay", *MADE, "--request-rate", 0), "request_rate is 0.0: it must be above 0"),
+        (("replay", *MADE, "--concurrency", "1,2"), "give a whole number; --sweep-concurrency takes several"),
+        (("replay", *MADE, "--request-rate", "x"), "--request-rate is x: give a number"),
+        (
+            ("replay", *MADE, "--dataset-name", "random"),
+            "--dataset-name, which load tools have: leave it out",
+        ),
+        (("replay", "--dataset-path", "a.json"), "--dataset-path; give the file as the trace"),
         (("plan", "chat", "--slo", "ttft_p99<1s", "--concurrency", 5), "which plan looks for: leave it out"),
     ],
 )
@@ -112,6 +130,12 @@ def test_a_load_in_a_sweep_is_checked(refusal):
     assert "--concurrency is what --set concurrency=1,2 varies" in both
     trace = refusal("sweep", "chat", *SERVER, "--set", "input_len=10,20")
     assert "input_len makes requests, and a trace has its own" in trace
+
+
+def test_a_max_tokens_below_the_output_is_told(body):
+    notes = body("replay", *MADE, *SERVER, "--max-tokens", 5)["notes"]
+    assert "max_tokens is less than the output of 40 requests, and counted as their output" in notes
+    assert body("replay", *MADE, *SERVER, "--max-tokens", "2X")["requests"] == 40
 
 
 def test_rates_may_be_infinite(body):
