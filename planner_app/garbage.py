@@ -1,4 +1,4 @@
-"""Garbage collection for programs that make many small objects, few of which point at each other in circles."""
+"""Garbage collection for many small objects, few of which point at each other in circles."""
 
 from __future__ import annotations
 

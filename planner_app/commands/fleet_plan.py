@@ -47,7 +47,11 @@ def plan_fleet(
     sizing = Sizing(work, scenario, level, ask.most_replicas)
     started = time.perf_counter()
     with executor(many) as run, console.progress("routers", len(fleets)) as update:
-        sizes = run.map(sizing.run, fleets, progress=update)
+        sizes = []
+        for _, size in run.until_interrupt(sizing.run, fleets):
+            sizes.append(size)
+            update(len(sizes))
+    sizes.sort(key=lambda size: [fleet.router.policy for fleet in fleets].index(size.router))
     wall_s = time.perf_counter() - started
     enough = [size for size in sizes if size.replicas is not None]
     text = None
@@ -65,6 +69,8 @@ def plan_fleet(
             console.out.print(
                 text if ask.emit_to is None else f"written to {ask.emit_to}", soft_wrap=True, markup=False
             )
+    if len(sizes) < len(fleets):
+        raise typer.Exit(130)
     if not enough:
         raise typer.Exit(1)
 

@@ -95,7 +95,7 @@ def _table(rows: Sequence[Compared]) -> Table:
     """A row for each server; columns that none fills are left out."""
     lines = [{**{name: shown(value) for name, value in row.point.items()}, **_cells(row)} for row in rows]
     table = Table(box=None, pad_edge=False)
-    names = [name for name in dict.fromkeys(key for line in lines for key in line)]
+    names = list(dict.fromkeys(key for line in lines for key in line))
     for name in names:
         left = name in rows[0].point or name == _BREAKS
         table.add_column(name, justify="left" if left else "right", no_wrap=True)

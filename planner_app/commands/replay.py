@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.fleet_options import FleetOptions
@@ -110,10 +111,14 @@ def replay_command(
     result = replace(result, summary=summary, notes=(*_unused(work, scenario), *result.notes))
     if ask.out is not None:
         _write_summary(ask.out, summary)
-    spread, varied = None, None
-    if drawn.replicates:
-        with console.progress("replicates", drawn.replicates) as update:
-            spread = study.spread(drawn.replicates, progress=update)
+    spread, varied, interrupted = None, None, False
+    try:
+        if drawn.replicates:
+            with console.progress("replicates", drawn.replicates) as update:
+                spread = study.spread(drawn.replicates, progress=update)
+    except KeyboardInterrupt:  # the forecast itself is known
+        interrupted = True
+    if spread is not None:
         rates = (figures.get("token_hit_rate") for figures in (summary_figures(result), spread.middle))
         varied = None if drawn.fixed_workload else redrawn(work, scenario.seed, *rates)
         added = (note for note in (varied, few_draws(drawn.replicates)) if note)
@@ -126,15 +131,18 @@ def replay_command(
             variation = {"replicates": drawn.replicates, "workload": words}
             body = {**with_intervals(result.summary, spread), "intervals": variation}
         console.print_json({**body, "notes": sentences(result.notes)})
-        return
-    show(result, ask.out, spread)
-    if fleet.any:
-        from pagecast.planner_app.commands.fleet_replay import show_replicas
+    else:
+        show(result, ask.out, spread)
+        if fleet.any:
+            from pagecast.planner_app.commands.fleet_replay import show_replicas
 
-        show_replicas(result)
-    for path in (output.report, ask.perfetto):
-        if path is not None:
-            console.out.print(f"written to {path}", soft_wrap=True, markup=False)
+            show_replicas(result)
+        for path in (output.report, ask.perfetto):
+            if path is not None:
+                console.out.print(f"written to {path}", soft_wrap=True, markup=False)
+    if interrupted:
+        console.err.print("interrupted: there are no intervals")
+        raise typer.Exit(130)
 
 
 def _sweep(
@@ -164,7 +172,12 @@ def _sweep(
     result = drawn_curve.result
     if output.json_only:
         points = [point.to_dict() for point in drawn_curve.points]
-        console.print_json({"trace": result.trace, "points": points, "notes": sentences(result.notes)})
+        notes = sentences(result.notes)
+        console.print_json(
+            {"trace": result.trace, "points": points, "notes": notes, "complete": drawn_curve.complete}
+        )
+        if not drawn_curve.complete:
+            raise typer.Exit(130)
         return
     console.out.print(drawn_curve.about, soft_wrap=True)
     table = Table(box=None, pad_edge=False)
@@ -177,6 +190,9 @@ def _sweep(
         console.out.print(f"note: {note}", soft_wrap=True, markup=False)
     if output.report is not None:
         console.out.print(f"written to {output.report}", soft_wrap=True, markup=False)
+    if not drawn_curve.complete:
+        console.out.print("interrupted: the other concurrencies were not replayed")
+        raise typer.Exit(130)
 
 
 def _write_summary(folder: Path, summary: dict[str, Any]) -> None:

@@ -99,6 +99,8 @@ def sweep_command(
         if text is not None:
             place = text if emitted.emit_to is None else f"written to {emitted.emit_to}"
             console.out.print(place, soft_wrap=True, markup=False)
+    if not result.complete:
+        raise typer.Exit(130)
     if result.cheapest is None:
         raise typer.Exit(1)
 

@@ -79,10 +79,12 @@ def _tune(what: str, arguments: GivenScenario, ask: TuneOptions, many: Many, out
         write(report, tune_report(tuned))
     if output.json_only:
         console.print_json(as_dict(tuned))
-        return
-    show(tuned)
-    if report is not None:
-        console.out.print(f"written to {report}", soft_wrap=True)
+    else:
+        show(tuned)
+        if report is not None:
+            console.out.print(f"written to {report}", soft_wrap=True)
+    if not tuned.complete:
+        raise typer.Exit(130)
 
 
 def as_dict(tuned: TuneResult) -> dict[str, Any]:
@@ -95,6 +97,7 @@ def as_dict(tuned: TuneResult) -> dict[str, Any]:
         "slo": tuned.slo,
         "recommended": tuned.recommended,
         "reason": tuned.reason,
+        "complete": tuned.complete,
         "settings": records(tuned.table),
         "notes": list(tuned.notes),
         "costs": tuned.costs,
@@ -115,6 +118,8 @@ def show(tuned: TuneResult) -> None:
     )
     if defaults := engine_defaults(scenario):
         console.out.print(defaults, soft_wrap=True)
+    if not tuned.complete:
+        console.out.print("interrupted: the other values were not tried")
     for header, rows in tables(tuned):
         table = Table(box=None, pad_edge=False)
         for title in header:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pagecast.planner_app.planner.execution.executor import Serial
 from pagecast.planner_app.planner.served import RequestCounts
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.fleet.settings import FleetSettings
@@ -83,10 +84,14 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Curve:
-    """The points of a load, by concurrency, and the last replay, which has what all have in common."""
+    """The points of a load, by concurrency, and the last replay, which has what all have in common.
+
+    `complete` is False where an interrupt left points out.
+    """
 
     points: tuple[CurvePoint, ...]
     result: Result
+    complete: bool = True
 
     @property
     def about(self) -> str:
@@ -105,18 +110,25 @@ def curve(
     fleet: FleetSettings | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Curve:
-    """Replays `work` at each of the concurrencies, on one replica or a fleet. Errors: BadInput."""
-    points = []
-    for done, concurrency in enumerate(concurrencies, 1):
+    """Replays `work` at each of the concurrencies, on one replica or a fleet, until an interrupt.
+
+    Errors: BadInput.
+    """
+    points: list[CurvePoint] = []
+    last: list[Result] = []
+
+    def at(concurrency: int) -> Result:
         trace, scenario = work(concurrency)
         if fleet is None:
-            result: Result = replay(trace, scenario, keep_steps=False, compare=False)
-        else:
-            result = replay_fleet(trace, scenario, fleet, keep_steps=False)
-        points.append(_point(concurrency, result))
+            return replay(trace, scenario, keep_steps=False, compare=False)
+        return replay_fleet(trace, scenario, fleet, keep_steps=False)
+
+    for number, result in Serial().until_interrupt(at, concurrencies):
+        last = [result]
+        points.append(_point(concurrencies[number], result))
         if progress is not None:
-            progress(done)
-    return Curve(tuple(points), result)
+            progress(len(points))
+    return Curve(tuple(points), last[0], len(points) == len(concurrencies))
 
 
 def _point(concurrency: int, result: Result) -> CurvePoint:

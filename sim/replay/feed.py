@@ -154,7 +154,7 @@ class Feed:
 
 
 class SpanRows:
-    """The spans of rows as tuples, made for many rows at once: later turns of sessions are asked for in turns."""
+    """The spans of rows as tuples, made for many rows at once: sessions ask for theirs in turns."""
 
     def __init__(self, spans: Spans) -> None:
         self._spans = spans

@@ -68,19 +68,12 @@ def compare(
     """
     points = parse_space(settings, scenario).grid()
     found: dict[int, Compared] = {}
-    complete = True
-    try:
-        for number, row in run.stream(partial(_planned, trace, scenario, ask), points):
-            found[number] = row
-            progress(len(found))
-            if row.plan is not None and not row.plan.complete:
-                raise KeyboardInterrupt
-    except KeyboardInterrupt:
-        if not found:
-            raise
-        complete = False
-        run.abandon()
-    return [found[number] for number in sorted(found)], complete
+    for number, row in run.until_interrupt(partial(_planned, trace, scenario, ask), points):
+        found[number] = row
+        progress(len(found))
+        if row.plan is not None and not row.plan.complete:  # interrupted, in this process
+            return [found[number] for number in sorted(found)], False
+    return [found[number] for number in sorted(found)], len(found) == len(points)
 
 
 def _planned(trace: Trace, scenario: Scenario, ask: PlanOptions, point: Point) -> Compared:

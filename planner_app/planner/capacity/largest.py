@@ -44,9 +44,9 @@ def largest(
 
     From `start` it goes in strides of `step` that double until a step that holds lies below one that fails,
     then halves the steps between to `resolution`, in turn with `guess` where there is one. A `step` that
-    tells a distance is asked for each stride, which is at least `resolution`, and twice that the next time. With `verify` it also tries
-    the steps on both sides of the answer. Where the one above holds, the search goes on from there: a single
-    unlucky step does not decide.
+    tells a distance is asked for each stride, which is at least `resolution`, and twice that the next time.
+    With `verify` it also tries the steps on both sides of the answer. Where the one above holds, the search
+    goes on from there: a single unlucky step does not decide.
     """
     outcomes: dict[int, bool] = {}
 

@@ -49,7 +49,7 @@ _SLOWEST = 0.8
 _SLOWEST_OF_SHORT = _SLOWEST ** (1 / THOROUGH)
 _SECOND = 1e-9
 _REST_PERIODS = 4  # least periods of a load at rest
-_LOOKS = 10  # rest is looked for after each period, after ten after each tenth more: a look reads all requests
+_LOOKS = 10  # rest is looked for after each period, beyond so many after each tenth more
 Floats = npt.NDArray[np.float64]
 Worst = Callable[[pd.DataFrame], float]  # the worst term of requests, in multiples of its bound
 

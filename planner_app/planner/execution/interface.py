@@ -23,6 +23,23 @@ class Executor(ABC):
     ) -> Generator[tuple[int, AnswerT], None, None]:
         """Yields `(index of the item, answer)` as answers come; closing it drops what has not begun."""
 
+    def until_interrupt(
+        self, function: Callable[[ItemT], AnswerT], items: Sequence[ItemT]
+    ) -> Generator[tuple[int, AnswerT], None, None]:
+        """As `stream`; an interrupt ends it after the answers that came. Raises it where none did."""
+        came = False
+        answers = self.stream(function, items)
+        try:
+            for each in answers:
+                came = True
+                yield each
+        except KeyboardInterrupt:
+            if not came:
+                raise
+            self.abandon()
+        finally:
+            answers.close()
+
     def map(
         self, function: Callable[[ItemT], AnswerT], items: Sequence[ItemT], progress: Progress | None = None
     ) -> list[AnswerT]:

@@ -169,7 +169,7 @@ class _Walk:
         """Runs the trials that are not done yet, and keeps each as it ends."""
         self._report()
         missing = [number for number in points if number not in self.trials]
-        answers = self.run.stream(self.work.run, [points[number] for number in missing])
+        answers = self.run.until_interrupt(self.work.run, [points[number] for number in missing])
         for index, outcome in answers if not self._asked_to_stop() else ():
             trial = Trial(missing[index], points[missing[index]], outcome)
             self.store.add(trial)

@@ -133,7 +133,8 @@ def tune(
     level = Slo.optional(ask.slo)
     values = values_of(scenario, knob, ask)
     results: dict[int, dict[str, Any]] = {}
-    answers = (run or Serial()).stream(Tuning(trace, scenario, knob, level, not ask.static).run, values)
+    tuning = Tuning(trace, scenario, knob, level, not ask.static)
+    answers = (run or Serial()).until_interrupt(tuning.run, values)
     for index, figures in answers:
         results[index] = figures
         if progress is not None:

@@ -5,7 +5,18 @@ import json
 import pytest
 from pagecast.planner_app.cli import run
 
-ASK = ["plan", "chat", "--limit", "30", "--most-requests", "30", "--slo", "ttft_p90<1s", "--max-num-seqs", "4"]
+ASK = [
+    "plan",
+    "chat",
+    "--limit",
+    "30",
+    "--most-requests",
+    "30",
+    "--slo",
+    "ttft_p90<1s",
+    "--max-num-seqs",
+    "4",
+]
 HERE = ["--workers", "1"]
 SERVERS = ["--compare", "gpu=H200,L4", "--compare", "model=Qwen/Qwen3-0.6B,Qwen/Qwen3-32B"]
 PRICES = ["--price", "H200=3", "--price", "L4=0.5"]
@@ -23,7 +34,9 @@ def test_servers_stand_in_one_table_by_their_cost(capsys):
 
 
 def test_a_row_is_the_plan_of_that_server_alone(capsys):
-    assert run([*ASK, "--compare", "gpu=H200,L4", *PRICES, "--model", "Qwen/Qwen3-0.6B", "--json", *HERE]) == 0
+    assert (
+        run([*ASK, "--compare", "gpu=H200,L4", *PRICES, "--model", "Qwen/Qwen3-0.6B", "--json", *HERE]) == 0
+    )
     compared = json.loads(capsys.readouterr().out)
     alone = [*ASK, "--gpu", "L4", *PRICES, "--model", "Qwen/Qwen3-0.6B", "--replicates", "0", "--json"]
     assert run(alone) == 0
