@@ -12,7 +12,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.traces.schema import Floats, Ints
 
 HELP = (
-    "fixed:512, uniform:64-1024, normal:mean=1000,sd=200[,min=1,max=2000], "
+    "fixed:512, uniform:64-1024, normal:mean=1000,sd=200[,min=1,max=2000], truncated:mean=1000,sd=200, "
     "lognormal:p50=1000,sigma=0.8[,max=8000], lognormal:mean=1200,sigma=0.8"
 )
 
@@ -67,6 +67,21 @@ class Normal:
         """`count` independent values."""
         values: Floats = self.mean + self.sd * rng.standard_normal(count)
         return np.asarray(values.clip(self.least, self.most), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class TruncatedNormal:
+    """A normal law without what is below 0, rounded up, as AIPerf has it: not clipped, but drawn again."""
+
+    mean: float
+    sd: float
+
+    def sample(self, count: int, rng: np.random.Generator) -> Floats:
+        """`count` independent values, which round to the next whole number above."""
+        values: Floats = self.mean + self.sd * rng.standard_normal(count)
+        while len(below := np.flatnonzero(values < 0)):
+            values[below] = self.mean + self.sd * rng.standard_normal(len(below))
+        return np.asarray(np.ceil(values) if self.sd else np.rint(values), dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -162,6 +177,14 @@ def _normal(text: str) -> Law:
     return Normal(mean, sd, least, most)
 
 
+def _truncated(text: str) -> Law:
+    fields = _fields(text)
+    mean, sd = fields.pop("mean"), fields.pop("sd")
+    if fields or not (0 <= sd < 2**53 and 0 <= mean < 2**53):
+        raise ValueError
+    return TruncatedNormal(mean, sd)
+
+
 def _lognormal(text: str) -> Law:
     fields = _fields(text)
     most = fields.pop("max", float("inf"))
@@ -177,5 +200,6 @@ _PARSERS: dict[str, Callable[[str], Law]] = {
     "fixed": _fixed,
     "uniform": _uniform,
     "normal": _normal,
+    "truncated": _truncated,
     "lognormal": _lognormal,
 }

@@ -80,7 +80,6 @@ def test_a_system_prompt_of_negative_length_is_refused() -> None:
         "",
         "many",
         "uniform:5",
-        "uniform:9-3",
         "lognormal:p50=5",
         "lognormal:sigma=1",
         "normal:mean=5",

@@ -69,6 +69,35 @@ def test_requests_are_held_back_and_warmed_up_as_by_vllms_load_tool(record: dict
     np.testing.assert_allclose(sent, record["sent"], atol=1e-7)
 
 
+OTHERS = [
+    case
+    for tool in ("aiperf", "guidellm")
+    for case in json.loads((Path(__file__).parent / "recorded" / f"{tool}.json").read_text())["cases"]
+]
+
+
+@pytest.mark.parametrize("case", OTHERS, ids=lambda case: json.dumps(case["load"]))
+def test_requests_are_those_of_aiperf_and_guidellm_in_distribution(case: dict[str, Any]) -> None:
+    load = Load.of({"input_len": "9", "output_len": "9", "num_prompts": 40_000, **case["load"]})
+    if "opens" in case:  # the places of a concurrency that grows
+        clients = clients_of(replace(load, num_prompts=len(case["opens"])).trace())
+        opens = [clients.take_arrival(clients.next_ns)[1] / 1e9 for _ in case["opens"]]
+        assert opens == pytest.approx(case["opens"])
+        return
+    trace = load.trace(11)
+    columns = {"gaps": lambda: np.diff(trace.seconds("arrival_s"), prepend=0.0)}
+    drawn = columns.get(case["column"], lambda: trace.integers(case["column"]))()
+    assert drawn.mean() == pytest.approx(case["mean"], rel=0.02)
+    if len(set(case["quantiles"])) == 1:
+        np.testing.assert_allclose(drawn, case["mean"])
+        return
+    # Whole numbers lie on the quantiles: as much is below them as may be, at the least and at the most.
+    shares = np.arange(1, len(case["quantiles"]) + 1) / (len(case["quantiles"]) + 1)
+    below = np.array([(drawn < value).mean() for value in case["quantiles"]])
+    upto = np.array([(drawn <= value).mean() for value in case["quantiles"]])
+    assert (below < shares + 0.012).all() and (upto > shares - 0.012).all()
+
+
 def test_a_concurrency_and_a_seed_make_other_requests_of_the_same_load() -> None:
     trace = Load(input_len="uniform:10-99", output_len="5", num_prompts=20, concurrency=4).trace(3)
     assert trace.concurrency is not None
