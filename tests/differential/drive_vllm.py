@@ -266,17 +266,36 @@ def prompt(number: int, row: Row) -> list[int]:
 def group_spec(group: Row, config: Row) -> KVCacheSpec:
     """vLLM's specification of one KV group."""
     if group.get("state"):
-        return MambaSpec(
-            block_size=config["max_model_len"],
-            shapes=((1,),),
-            dtypes=(torch.float32,),
-        )
+        return state_spec(group, config)
     sizes = {"block_size": group["block_size"], "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     if "window" in group:
         return SlidingWindowSpec(sliding_window=group["window"], **sizes)
     if "chunk" in group:
         return ChunkedLocalAttentionSpec(attention_chunk_size=group["chunk"], **sizes)
     return MLAAttentionSpec(**sizes) if group.get("latent") else FullAttentionSpec(**sizes)
+
+
+def state_spec(group: Row, config: Row) -> MambaSpec:
+    """vLLM's specification of recurrent states: with prefix caching those at the ends of blocks."""
+    more: Row = {}
+    if "block_size" in group and config["enable_prefix_caching"]:
+        more = {"mamba_cache_mode": "align", "num_speculative_blocks": drafts_of(config)}
+        if "exported" in group and "prefill_checkpoint_alignment" in MambaSpec.__dataclass_fields__:
+            more["num_prefill_checkpoint_blocks"] = 1
+            more["prefill_checkpoint_alignment"] = group["exported"]
+    size = group["block_size"] if more else config["max_model_len"]
+    return MambaSpec(block_size=size, shapes=((1,),), dtypes=(torch.float32,), **more)
+
+
+def drafts_of(config: Row) -> int:
+    """Draft tokens of a step at most."""
+    return int(config.get("speculative_config", {}).get("num_speculative_tokens", 0))
+
+
+def caches_states(config: Row) -> bool:
+    """Whether recurrent states can be found again."""
+    groups = config.get("kv_groups", ())
+    return config["enable_prefix_caching"] and any(group.get("state") for group in groups)
 
 
 def aligned_tokens(config: Row) -> int:
@@ -366,6 +385,8 @@ def make_scheduler(config: Row, folder: Path) -> Scheduler:
     drafting = {n for n, group in enumerate(config.get("kv_groups", ())) if group.get("drafts")}
     blocks = config["usable_blocks"] + 1  # vLLM keeps one for itself
     cache.num_gpu_blocks = blocks
+    if caches_states(config):
+        cache.mamba_cache_mode = "align"
     kind = AsyncScheduler if config["async_scheduling"] else Scheduler
     return kind(
         vllm_config=whole,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hybrid_specifications
 import specifications
-from hybrid_specifications import HYBRID
+from hybrid_specifications import HYBRID, RECURRENT
 from specifications import Spec
 
 EVENTS = "events"  # compare whole KV events, not contents alone
@@ -44,6 +44,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "encoder-speculation": ("encoder", "speculation"),
     "hybrid-encoder": (HYBRID, "encoder"),
     "encoder-tuned": ("encoder", "tuned"),
+    "recurrent": (HYBRID, RECURRENT),
+    "recurrent-cancelled": (HYBRID, RECURRENT, "cancelled"),
+    "recurrent-speculation": (HYBRID, RECURRENT, "speculation"),
     "failing": ("failing",),
     "unreadable": ("unreadable",),
 }

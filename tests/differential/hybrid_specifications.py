@@ -12,19 +12,26 @@ from typing import Any
 from specifications import FEATURES, FEW_REQUESTS, Draw, Spec
 
 HYBRID = "hybrid"
+RECURRENT = "recurrent"  # recurrent states whose prefixes are cached, in place of the groups of `hybrid`
 MOST_DRAFTS = 8  # tokens beyond the known ones that a request may need blocks for
 SEEDS_APART = 1_000_000  # so that no scenario is one of `specifications.py` with groups added
 
 
 def specification(seed: int, *features: str) -> Spec:
     """The scenario of a seed, with what `features` add to it (see `specifications.specification`)."""
-    spec = HybridDraw(SEEDS_APART + seed).specification()
+    if RECURRENT in features:
+        spec = RecurrentDraw(2 * SEEDS_APART + seed).specification()
+        features = tuple(feature for feature in features if feature != RECURRENT)
+    else:
+        spec = HybridDraw(SEEDS_APART + seed).specification()
     if features:
         spec["requests"] = spec["requests"][:FEW_REQUESTS]
         for group in spec["config"]["kv_groups"]:
             if "chunk" in group:
                 group["window"] = group.pop("chunk")  # EAGLE does not work with chunks
-            spec["config"]["usable_blocks"] += -(-MOST_DRAFTS // group["block_size"]) + 1
+            states = group.get("state") and "block_size" in group  # one for each draft token
+            size = 1 if states else group["block_size"]
+            spec["config"]["usable_blocks"] += -(-MOST_DRAFTS // size) + 1
     for feature in features:
         spec = FEATURES[feature](spec, seed)
     return spec
@@ -34,7 +41,7 @@ def blocks_held(group: dict[str, Any], tokens: int, batch: int) -> int:
     """Blocks of a group that one request of so many tokens needs to get through, in steps of `batch`."""
     size = group["block_size"]
     if group.get("state"):
-        return 1
+        return 2 + ("exported" in group) if "block_size" in group else 1
     if "window" in group:
         return -(-min(group["window"] - 1 + batch, tokens) // size) + 1
     if "chunk" in group:
@@ -93,3 +100,26 @@ class HybridDraw(Draw):
         """Chunked local attention; mostly whole blocks to a chunk."""
         reach = size * self.between(1, 6)
         return {"block_size": size, "chunk": reach if self.chance(80) else reach + self.between(1, size)}
+
+
+class RecurrentDraw(HybridDraw):
+    """One seed's choices for a model with recurrent states: all groups have one block size, as in vLLM.
+
+    `exported`: kernels export states within a prompt, at multiples of so many tokens after a chunk's start.
+    """
+
+    def specification(self) -> Spec:
+        """Draws all that is left to draw; prefixes are always cached."""
+        self.caching = True
+        return super().specification()
+
+    def groups(self, size: int, caching: bool) -> list[Spec]:
+        """Full attention or latents, and one to three groups of states, before or behind it."""
+        kept: Spec = {"block_size": size}
+        if self.chance(25):
+            kept["latent"] = True
+        state: Spec = {"block_size": size, "state": True}
+        if self.chance(50):
+            state["exported"] = self.choice(1, 1, size)
+        states = [state] * self.choice(1, 1, 2, 3)
+        return [*states, kept] if self.chance(30) else [kept, *states]
