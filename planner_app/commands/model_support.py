@@ -22,6 +22,7 @@ _KINDS = {
     KvKind.WINDOW: "window",
     KvKind.CHUNK: "chunk",
     KvKind.STATE: "state",
+    KvKind.CHECKPOINT: "state",
 }
 # Of public start-up logs: see docs/models.md.
 _START_ERRORS = "KV tokens of 84 public starts within 0.3% in the median, 8% in 90% of them"

@@ -117,7 +117,9 @@ def _check_hybrid(memory: HybridMemory, s: Scheduler) -> None:
             for column in range(group.width):
                 blocks = table.blocks(column)
                 entries += len(blocks)
-                _hold(table.nulls + len(blocks) == table.places, f"{request!r} has places without a block")
+                if not group.scattered:
+                    whole_table = table.nulls + len(blocks) == table.places
+                    _hold(whole_table, f"{request!r} has places without a block")
                 _hold(len(set(blocks)) == len(blocks), f"{request!r} holds a block twice")
             if request in s.running.requests:
                 _check_table(s, request, table, group.spec)

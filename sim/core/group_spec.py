@@ -25,6 +25,7 @@ class KvKind(Enum):
     WINDOW = "sliding_window"  # the newest `window` tokens
     CHUNK = "chunked_local_attention"  # the tokens of the current chunk of `window` tokens
     STATE = "mamba"  # one recurrent state, however long the sequence is
+    CHECKPOINT = "mamba_align"  # the newest recurrent state, and others at the ends of blocks to be found
 
 
 class Found(Enum):
@@ -38,13 +39,23 @@ class Found(Enum):
 class GroupSpec:
     """Layers that share a block table. `block_size` is in tokens; `window` is the window's or chunk's length.
 
-    A group of recurrent states holds `states` blocks per request; its `block_size` does not count.
+    A group of recurrent states holds `states` blocks per request; its `block_size` does not count. With
+    checkpoints it holds them at most, `drafts` of them for draft tokens, and `exported` says where kernels
+    export a state within a chunk: at multiples of so many tokens after its start; 0: nowhere.
     """
 
     kind: KvKind
     block_size: int = 16
     window: int = 0
     states: int = 1
+    drafts: int = 0
+    exported: int = 0
+
+    @classmethod
+    def checkpoints(cls, block_size: int, drafts: int = 0, exported: int = 0) -> GroupSpec:
+        """Recurrent states whose prefixes are cached: the newest, the one before, and one exported."""
+        states = 2 + drafts + (exported > 0)
+        return cls(KvKind.CHECKPOINT, block_size, 2, states, drafts, exported)
 
     @property
     def rules(self) -> KindRules:
@@ -85,7 +96,7 @@ class KindRules:
     `keeps_all`: nothing leaves before the end, so what is found can only be cut. `windowed`: blocks leave
     while the request runs. `grows`: a table gets a block per `block_size` tokens; else it has a fixed number.
     `cached`: its content can be found again. `found`: the way to look for it. `offloaded`: a host tier serves
-    it.
+    it. `sparse`: a chunk takes blocks at its end only (`StateGroup`).
     """
 
     keeps_all: bool = True
@@ -93,6 +104,7 @@ class KindRules:
     grows: bool = True
     cached: bool = True
     offloaded: bool = True
+    sparse: bool = False
     found: Found = Found.FROM_START
 
     def skipped_tokens(self, spec: GroupSpec, computed: int) -> int:
@@ -222,12 +234,35 @@ class RecurrentState(KindRules):
         return min(tokens, 1) * spec.states
 
 
+class Checkpoint(Window):
+    """Recurrent layers whose states can be found at the ends of blocks (vLLM's `mamba_cache_mode` align).
+
+    The next token reads the state behind the token before it, as with a window of 2 tokens.
+    """
+
+    offloaded: bool = False
+    sparse: bool = True
+
+    def blocks_of(self, spec: GroupSpec, tokens: int) -> int:
+        """Places for the states at the ends of blocks, and for those of draft tokens."""
+        return -(-tokens // spec.block_size) + spec.drafts
+
+    def most_blocks(self, spec: GroupSpec, held_tokens: int, longest: int) -> int:
+        """Those that a request holds at a time; the other places are null."""
+        return spec.states
+
+    def leave_place(self, spec: GroupSpec, unit: int) -> int | None:
+        """None: blocks that cannot be found leave too."""
+        return None
+
+
 KINDS: dict[KvKind, KindRules] = {
     KvKind.FULL: Full(),
     KvKind.LATENT: Latent(),
     KvKind.WINDOW: Window(),
     KvKind.CHUNK: Chunk(),
     KvKind.STATE: RecurrentState(),
+    KvKind.CHECKPOINT: Checkpoint(),
 }
 """The rules of each kind."""
 
@@ -260,7 +295,10 @@ def check_groups(groups: tuple[GroupSpec, ...], block_size: int, *, caching: boo
     if not caching:
         return
     if not all(group.rules.cached for group in groups):
-        raise BadInput("prefix caching of recurrent states is not simulated; turn enable_prefix_caching off")
+        raise BadInput(
+            "prefix caching of recurrent states is not simulated for this engine and version; "
+            "turn enable_prefix_caching off"
+        )
     chunked = [group.block_size for group in groups if group.kind is KvKind.CHUNK]
     if chunked and set(_sizes(groups)) != {chunked[0]}:
         raise BadInput("chunked local attention needs one block size in all KV groups (as in vLLM)")

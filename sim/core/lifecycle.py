@@ -288,7 +288,9 @@ class Lifecycle:
         if not ticks:
             request.state = State.DRAINING
             # `Step.seal` has counted the plan already: its number is one less.
-            running.draining.setdefault(self.log.step - 1, []).append(request)
+            ending = running.draining.setdefault(self.log.step - 1, [])
+            ending.append(request)
+            ending.sort(key=admission_order)  # prompts may take turns among decoding requests
             return
         request.state = State.DECODE
         self.memory.generate(request)

@@ -106,6 +106,10 @@ def _with_states(
     size = step * ceil(state / (step * token))
     attention = Pages(GroupSpec(full.kind, size), full.layers, round(size * token))
     kept = GroupSpec(KvKind.STATE, size, states=recurrent.blocks)
+    if recurrent.cached:
+        # Kernels that export states at any token do, the others at the ends of blocks.
+        exported = (1 if recurrent.form == "mamba" else size) * recurrent.exports
+        kept = GroupSpec.checkpoints(size, recurrent.drafts, exported)
     states = Pages(kept, recurrent.layers, attention.page_bytes)
     if full.index_bytes:
         return _beside_index_keys(model, states, attention, full)

@@ -117,12 +117,13 @@ def with_draft_model(model: ModelFacts, name: str, draft: ModelFacts | None) -> 
 
 
 def holding_states(
-    model: ModelFacts, draft_tokens: int, cached_states: int, step_tokens: int = 1
+    model: ModelFacts, draft_tokens: int, cached_states: int, step_tokens: int = 1, *, found: bool = False
 ) -> ModelFacts:
     """The model whose recurrent states make room for drafts and cached prefixes; itself where it has none.
 
     A sequence holds a state for each of `draft_tokens`, whose inputs the convolution keeps too, and
-    `cached_states` more. Blocks have a multiple of `step_tokens`.
+    `cached_states` more. Blocks have a multiple of `step_tokens`. `found`: groups are made of which cached
+    states are found; else of those that are only counted.
     """
     recurrent = model.recurrent
     if recurrent is None:
@@ -133,6 +134,9 @@ def holding_states(
             recurrent,
             kernel=recurrent.kernel + draft_tokens,
             blocks=1 + draft_tokens + cached_states,
+            drafts=draft_tokens,
             step_tokens=step_tokens,
+            cached=found and cached_states > 0,
+            exports=cached_states > 1,
         ),
     )

@@ -23,8 +23,9 @@ class RecurrentLayers:
     `kernel` its width; of these `groups` times `group_channels` belong to groups that tensor parallelism
     copies where it can't split them. `state`: elements of the matrices of all heads, of `state_bytes` bytes
     each (0: the model's own dtype). `leads`: the model's first layer with a cache is one of them. `form`:
-    "delta", "kimi" or "mamba". `blocks`: states that a sequence holds in each layer. `step_tokens`: blocks
-    beside the states have a multiple of so many tokens.
+    "delta", "kimi" or "mamba". `blocks`: states that a sequence holds in each layer, `drafts` of them for
+    draft tokens. `step_tokens`: blocks beside the states have a multiple of so many tokens. `cached`: states
+    can be found again; `exports`: kernels hand out states within a prompt, `step_tokens` apart.
     """
 
     layers: int
@@ -39,7 +40,10 @@ class RecurrentLayers:
     leads: bool = True
     form: str = ""
     blocks: int = 1
+    drafts: int = 0
     step_tokens: int = 1
+    cached: bool = False
+    exports: bool = False
 
     def exported_on(self, gpu: Gpu) -> bool:
         """Whether kernels on this GPU hand out states within a prompt (vLLM 0.33)."""

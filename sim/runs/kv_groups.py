@@ -10,7 +10,7 @@ from pagecast.sim.costs.calibration.shape import model_of
 from pagecast.sim.machine.block_layout import model_layout
 from pagecast.sim.runs.recorded import RecordedRun
 
-_FIELDS = ("block_size", "window", "chunk", "latent", "state", "drafts")
+_FIELDS = ("block_size", "window", "chunk", "latent", "state", "exported", "drafts")
 
 
 def recorded_groups(run: RecordedRun) -> tuple[GroupSpec, ...]:
@@ -26,8 +26,17 @@ def recorded_groups(run: RecordedRun) -> tuple[GroupSpec, ...]:
     where = f"{run.folder}/meta.json: kv_groups"
     if not isinstance(entries, list) or not all(isinstance(one, dict) for one in entries):
         raise BadInput(f"{where} is {str(entries)[:60]!r}, must be a list of objects")
-    size = run.meta.get("config", {}).get("block_size")
+    config = run.meta.get("config", {})
+    size = config.get("block_size")
     groups = tuple(_group(one, size, f"{where}[{number}]") for number, one in enumerate(entries))
+    if config.get("enable_prefix_caching"):
+        drafts = (config.get("speculative_config") or {}).get("num_speculative_tokens", 0)
+        groups = tuple(
+            GroupSpec.checkpoints(group.block_size, drafts, group.exported)
+            if group.kind is KvKind.STATE
+            else group
+            for group in groups
+        )
     return () if groups == (GroupSpec(KvKind.FULL, size),) else groups
 
 
@@ -66,7 +75,7 @@ def _group(fields: dict[str, Any], block_size: int, where: str) -> GroupSpec:
 
     size, window, chunk = whole("block_size", block_size), whole("window", 0), whole("chunk", 0)
     if fields.get("state"):
-        return GroupSpec(KvKind.STATE, size)
+        return GroupSpec(KvKind.STATE, size, exported=whole("exported", 0))
     if window and chunk:
         raise BadInput(f"{where}: has a window and a chunk; give one of them")
     if window or chunk:

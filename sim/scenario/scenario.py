@@ -498,7 +498,7 @@ class Scenario:
             return holding_states(facts, drafts, 0)
         exported = states.exported_on(self.card())
         cached, tokens = self.profile.cached_states(exported=exported, whole=states.form == "mamba")
-        return holding_states(facts, drafts, cached, tokens)
+        return holding_states(facts, drafts, cached, tokens, found=self.profile.finds_states)
 
     @property
     def kv_dtype(self) -> str:

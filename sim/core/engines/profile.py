@@ -113,6 +113,11 @@ class Profile:
         """Steps whose tokens layers with a window hold beside it, where so many steps are planned ahead."""
         return 1
 
+    @property
+    def finds_states(self) -> bool:
+        """Whether prefix caching of recurrent states is simulated."""
+        return False
+
     def cached_states(self, *, exported: bool, whole: bool) -> tuple[int, int]:
         """States that a sequence holds in a layer beside its own where prefixes are cached, and their tokens.
 

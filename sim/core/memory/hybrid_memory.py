@@ -33,6 +33,7 @@ from pagecast.sim.core.memory.output_writers import OutputWriters
 from pagecast.sim.core.memory.partial_reuse import PartialReuse
 from pagecast.sim.core.memory.prefix_search import NO_HIT, PrefixSearch
 from pagecast.sim.core.memory.ranked_extent_pool import RankedExtentPool
+from pagecast.sim.core.memory.state_group import StateGroup
 from pagecast.sim.core.memory.table import Leaver, Table
 from pagecast.sim.core.memory.table_hit import TableHit
 from pagecast.sim.core.memory.tables import Tables
@@ -130,12 +131,14 @@ class HybridMemory(OffloadableMemory):
         # Whether each group takes one block per key block, and what leaves a window was published before.
         equal = all(spec.block_size == limits.block_size for spec in specs if spec.rules.grows)
         # Then all tables of a request have as many places, unless a load is to fill some of them.
-        self._alike_groups = equal and len(self._growing) == len(self.layers)
+        scattered = any(group.scattered for group in self.layers)
+        self._alike_groups = equal and len(self._growing) == len(self.layers) and not scattered
         self._alike = self._alike_groups and limits.host is None
         # Where blocks have levels, or cannot be found, what leaves a window may go ahead of what is free.
         in_order = eviction.leaves_first and self.caching and self.windows.leave_place is not None
         in_order = in_order and not rules.keeps_boundaries
-        self.regular = equal and (in_order or not self._window_groups)
+        self.regular = equal and (in_order or not self._window_groups) and not scattered
+        self._notes_junctions = rules.keeps_boundaries or scattered
         # Whether every group takes a block whenever a request begins one, and keeps it to the end.
         self.plain = self._alike_groups and not self._window_groups
         # Whether there is one such group, and nobody hears of each block that can be found from now on.
@@ -171,12 +174,14 @@ class HybridMemory(OffloadableMemory):
     def _make_layers(self, *, together: bool) -> list[LayerGroup]:
         """The groups; equal ones that follow one another are one `LayerGroup` where they go together."""
         specs = self._specs
-        alike = groupby(range(len(specs)), key=lambda index: specs[index] if together else index)
+        apart = [not together or spec.rules.sparse for spec in specs]
+        alike = groupby(range(len(specs)), key=lambda index: index if apart[index] else specs[index])
         layers = []
         for _, indices in alike:
             first, *others = indices
+            kind = StateGroup if specs[first].rules.sparse else LayerGroup
             layers.append(
-                LayerGroup(
+                kind(
                     self.extents,
                     specs[first],
                     self._limits,
@@ -202,6 +207,19 @@ class HybridMemory(OffloadableMemory):
         self._growing = growing
         self._units_of_first = max(self.layers[0].spec.block_size // self.block_size, 1)
         self._search = PrefixSearch(self.extents, self.layers, self.block_size, self.aligned)
+
+    def begin_step(self) -> None:
+        """Takes note that a step is being planned: what the ones before computed is there."""
+        self.filled.clear()
+        for group in self.layers:
+            if group.just_stored:
+                group.just_stored.clear()
+
+    def read_ahead(self, tokens: int) -> None:
+        """Takes note that steps have room for so many tokens beyond their own, for what drafts read."""
+        for group in self.layers:
+            group.lookahead = tokens
+            group.key_lookahead = self.key_lookahead
 
     def leave_out_last_blocks(self) -> None:
         """From now on hits leave out their last block, in groups with the drafter's layers or in all."""
@@ -235,7 +253,7 @@ class HybridMemory(OffloadableMemory):
             self.extents.settle()
         seen = most if not self._rules.sees_whole_prompt else request.known_tokens
         hit = self._search.find(keys, most, seen, dropping=self._dropping)
-        if self._rules.keeps_boundaries and self._search.longest > hit.tokens:
+        if self._notes_junctions and self._search.longest > hit.tokens:
             self._junctions[request] = self._search.longest
         if self.extents.broken and self._search.has_broken(hit):
             self.divide()
@@ -265,18 +283,18 @@ class HybridMemory(OffloadableMemory):
         A group counts no more blocks than a request ever holds in it. `reserved` free blocks are kept for
         others.
         """
-        return self._fits(hit, tokens, reserved, capped=True)
+        return self._fits(request, hit, tokens, reserved, capped=True)
 
     def fits_now(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
         """Whether the blocks of the first `tokens` tokens of a waiting request are free at once."""
-        return self._fits(hit, tokens, reserved, capped=False)
+        return self._fits(request, hit, tokens, reserved, capped=False)
 
-    def _fits(self, hit: Hit, tokens: int, reserved: int, *, capped: bool) -> bool:
+    def _fits(self, request: Request, hit: Hit, tokens: int, reserved: int, *, capped: bool) -> bool:
         free = self.extents.free_blocks - reserved
         # A hit only lessens what is needed.
         if self._alike and -(-tokens // self.block_size) * self.blocks_per_crossing <= free:
             return True
-        return self._needed(hit, tokens, capped=capped) <= free
+        return self._needed(request, hit, tokens, capped=capped) <= free
 
     def still_needed(self, request: Request, tokens: int) -> int:
         """Blocks that a request still takes until its first `tokens` tokens are computed, beside its own."""
@@ -285,11 +303,11 @@ class HybridMemory(OffloadableMemory):
             [group.still_needed(table, tokens) for group, table in zip(self.layers, tables, strict=True)]
         )
 
-    def _needed(self, hit: Hit, tokens: int, *, capped: bool) -> int:
+    def _needed(self, request: Request, hit: Hit, tokens: int, *, capped: bool) -> int:
         blocks = 0
         for place, group in enumerate(self.layers):
             table = hit.tables[place] if hit.tables else None
-            blocks += group.needed(table, hit.tokens, tokens, capped=capped)
+            blocks += group.needed(request, table, hit.tokens, tokens, capped=capped)
         return blocks
 
     def missing(self, request: Request, tokens: int) -> int:
@@ -297,16 +315,17 @@ class HybridMemory(OffloadableMemory):
         by_group = self.tables_of(request)
         if self._alike:
             return self._missing_rows(by_group, tokens) * self.blocks_per_crossing
-        return sum(self._missing(by_group, tokens))
+        return sum(self._missing(request, by_group, tokens))
 
     def _missing_rows(self, by_group: list[Table], tokens: int) -> int:
         """Rows that tables with as many places lack so that the first `tokens` tokens have a place."""
         rows = -(-tokens // self.block_size) - by_group[0].places
         return rows if rows > 0 else 0
 
-    def _missing(self, by_group: list[Table], tokens: int) -> list[int]:
+    def _missing(self, request: Request, by_group: list[Table], tokens: int) -> list[int]:
         """Blocks that tables lack so that the first `tokens` tokens have a place."""
-        return [group.missing(table, tokens) for group, table in zip(self.layers, by_group, strict=True)]
+        groups = zip(self.layers, by_group, strict=True)
+        return [group.missing(request, table, tokens) for group, table in groups]
 
     def may_find_more(self, request: Request, hit: Hit, *, coming: bool) -> bool:
         """Whether a waiting request's hit may grow while others only generate: it quotes one of them.
@@ -317,7 +336,9 @@ class HybridMemory(OffloadableMemory):
         """
         if self.plain and hit.tokens // self.block_size >= (request.known_tokens - 1) // self.block_size:
             return False
-        self.refused_blocks = self._needed(hit, request.known_tokens, capped=True)
+        self.refused_blocks = self._needed(request, hit, request.known_tokens, capped=True)
+        if self.refused_blocks > self.num_blocks:
+            return True  # the state that it found is still to be computed
         if coming or self.refused_blocks <= self.extents.free_blocks:
             return True
         return request.keys.explicit or self.writers.may_write(request.keys)
@@ -384,7 +405,7 @@ class HybridMemory(OffloadableMemory):
         """A request's tables, in the order of `layers`; empty ones where it holds nothing."""
         tables = self.tables.get(request)
         if tables is None:
-            return [Table(self.extents.nothing, group.width) for group in self.layers]
+            return [group.new_table() for group in self.layers]
         return self._dealt(tables)
 
     def _open(self, request: Request, by_group: list[Table]) -> Tables:
@@ -515,11 +536,11 @@ class HybridMemory(OffloadableMemory):
         if self._traced:
             if self.extents.ledger is not None:
                 self.extents.ledger.taker = request.tenant
-            self._take(request, by_group, self._missing(by_group, tokens))
+            self._take(request, by_group, self._missing(request, by_group, tokens), tokens)
             self._note_begun(request, tables)
             return
         if not self._alike or self.log.events is not None:
-            self._take(request, by_group, self._missing(by_group, tokens))
+            self._take(request, by_group, self._missing(request, by_group, tokens), tokens)
             return
         rows = self._missing_rows(by_group, tokens)
         if rows:
@@ -536,24 +557,31 @@ class HybridMemory(OffloadableMemory):
         A group none of whose layers reads these tokens any more (a window of one token) takes none yet.
         """
         by_group = self.tables_of(request)
-        missing = self._missing(by_group, tokens)
+        missing = self._missing(request, by_group, tokens)
         for place, group in enumerate(self.layers):
             if group.spec.skipped_tokens(tokens) >= tokens:
                 missing[place] = 0
-        self._take(request, by_group, missing)
+        self._take(request, by_group, missing, tokens)
 
-    def _take(self, request: Request, by_group: list[Table], missing: list[int]) -> None:
+    def _take(self, request: Request, by_group: list[Table], missing: list[int], tokens: int) -> None:
         """Takes so many blocks for each table of a request, group by group."""
-        taken = self.extents.take(sum(missing)) if self.log.events is None else None
+        logs = self.log.events is not None
+        taken = (
+            self.extents.nothing if logs else self.extents.take(sum([max(blocks, 0) for blocks in missing]))
+        )
         first = 0
         for group, table, blocks in zip(self.layers, by_group, missing, strict=True):
-            if not blocks:
+            if blocks <= 0 and not group.scattered:
                 continue
-            if taken is None:
-                group.grow(request, table, self.extents.take(blocks))
+            blocks = max(blocks, 0)
+            got = self.extents.take(blocks) if logs else taken[first : first + blocks]
+            first += blocks
+            if group.scattered:
+                group.arrange(request, table, got, tokens)
+            elif logs:
+                group.grow(request, table, got)
             else:
-                table.add_rows(taken[first : first + blocks], blocks // table.width)
-                first += blocks
+                table.add_rows(got, blocks // table.width)
 
     def grow_many(self, requests: list[Request], crossings: int) -> None:
         """Takes blocks for decoding requests that begin one in this order, over and over.
@@ -666,6 +694,10 @@ class HybridMemory(OffloadableMemory):
         if junction:
             boundaries.append(junction)
         return boundaries
+
+    def junction(self, request: Request) -> int:
+        """The tokens that only some layers had of a request's prefix when it was last looked up; or 0."""
+        return self._junctions.get(request, 0)
 
     def hit_ends(self, request: Request) -> tuple[int, ...]:
         """The tokens after which a load may end that a prompt like this one asks for, or a longer one."""
@@ -843,7 +875,7 @@ class HybridMemory(OffloadableMemory):
     def blocks(self, request: Request, group: int = 0) -> list[int]:
         """A request's block table in one group; `num_blocks` stands for the null block. `numbered` only."""
         table, column = self._table(request, group)
-        return [self.null] * table.nulls + table.blocks(column)
+        return table.by_place(self.null, column)
 
     def last_block(self, request: Request, group: int = 0) -> int:
         """The newest block of a generating request's table."""

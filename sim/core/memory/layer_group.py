@@ -44,6 +44,8 @@ class LayerGroup:
     `sparse`: of layers with a window only blocks at boundaries can be found (`WindowRules.keeps_boundaries`).
     """
 
+    scattered = False  # its tables may have null places anywhere
+
     def __init__(
         self,
         pool: ExtentPool,
@@ -58,6 +60,10 @@ class LayerGroup:
         names_tails: bool = False,
     ) -> None:
         self.width = width
+        self.lookahead = 0  # tokens beyond a step's that it has room for, for what drafts read
+        self.key_lookahead = 0  # tokens behind a block that its key covers
+        self.longest = limits.max_model_len
+        self.just_stored: set[tuple[bytes | None, int]] = set()  # states that this step is to compute
         self.pool = pool
         self.log = pool.log
         self.spec = spec
@@ -77,9 +83,13 @@ class LayerGroup:
         self._dropping = 0
         self._set_pieces()
 
+    def new_table(self) -> Table:
+        """An empty table."""
+        return Table(self.pool.nothing, self.width)
+
     # ---- how many blocks
 
-    def missing(self, table: Table | None, tokens: int) -> int:
+    def missing(self, request: Request, table: Table | None, tokens: int) -> int:
         """Blocks to be taken so that the first `tokens` tokens have a place."""
         held = 0 if table is None else table.places
         return max(self.spec.blocks_of(tokens) - held, 0) * self.width
@@ -89,7 +99,9 @@ class LayerGroup:
         held = 0 if table is None else table.places
         return max(min(self.spec.blocks_of(tokens), self.most_blocks) - held, 0) * self.width
 
-    def needed(self, hit: TableHit | None, hit_tokens: int, tokens: int, *, capped: bool) -> int:
+    def needed(
+        self, request: Request, hit: TableHit | None, hit_tokens: int, tokens: int, *, capped: bool
+    ) -> int:
         """Free blocks that a waiting request takes for its first `tokens` tokens, beside those of a hit.
 
         Blocks of the hit that nobody holds count: claiming them takes them from the free ones. `capped`: no
@@ -113,7 +125,7 @@ class LayerGroup:
 
         `hit_tokens` may be more than was found: what a load is to add.
         """
-        table = Table(self.pool.nothing, self.width)
+        table = self.new_table()
         skipped = self.spec.skipped_blocks(hit_tokens)
         if hit is not None:
             skipped = max(skipped, hit.nulls)  # a chunk may end within a block
@@ -142,6 +154,10 @@ class LayerGroup:
         table.add_rows(blocks, len(blocks) // self.width)
         if self.log.events is not None:
             self.log.add(EventKind.ALLOCATED, request.id, blocks.tolist(), group=self.index)
+
+    def arrange(self, request: Request, table: Table, blocks: array[int], tokens: int) -> None:
+        """Gives a table the blocks of a step that ends at token `tokens`, where it is `scattered`."""
+        raise NotImplementedError
 
     def leave(self, request: Request, table: Table, skipped: int) -> None:
         """Gives back the first `skipped` rows, which no layer reads any more, the last first."""

@@ -58,6 +58,10 @@ class Table:
             blocks += extent.column(group)
         return blocks + self.tail[group :: self.width].tolist()
 
+    def by_place(self, null: int, group: int = 0) -> list[int]:
+        """The blocks of one of its groups in all places; `null` stands where there is none."""
+        return [null] * self.nulls + self.blocks(group)
+
     def last_block(self, group: int = 0) -> int:
         """The newest block of one of its groups."""
         return self.tail[group - self.width] if self.tail else self.extents()[-1].blocks[group - self.width]

@@ -39,6 +39,7 @@ FULL = GroupSpec(KvKind.FULL, SIZE)
 WINDOW = GroupSpec(KvKind.WINDOW, SIZE, window=8)
 CHUNK = GroupSpec(KvKind.CHUNK, SIZE, window=8)
 STATE = GroupSpec(KvKind.STATE)
+CACHED = GroupSpec.checkpoints(SIZE)
 
 
 def request(id: str, text: int, prompt: int, output: int, size: int = SIZE) -> Request:
@@ -146,6 +147,62 @@ def test_recurrent_states_take_one_block_per_request_and_group() -> None:
     assert plan is not None and plan.used_blocks == 5 + 2
     s.commit(plan)
     assert serve(s) == 13 + 2
+
+
+def test_a_prompt_ends_a_chunk_where_its_state_can_be_found_again() -> None:
+    s = scheduler(FULL, CACHED, version="0.33")
+    one = request("0", 1, 22, 2)
+    s.submit(one)
+    plan = s.plan(0)
+    assert plan is not None and plan.prefill == ((20, 0),) and plan.used_blocks == 5 + 1
+    s.commit(plan)
+    null = s.limits.num_blocks
+    assert [block != null for block in s.memory.blocks(one, 1)] == [False] * 4 + [True]
+    serve(s)
+    again = request("1", 1, 30, 2)
+    serve(s, again)
+    assert again.cached_tokens == 20
+
+
+def test_kernels_that_export_states_need_no_chunk_for_them() -> None:
+    s = scheduler(FULL, GroupSpec.checkpoints(SIZE, exported=1), version="0.33")
+    s.submit(request("0", 1, 22, 2))
+    plan = s.plan(0)
+    assert plan is not None and plan.prefill == ((22, 0),) and plan.used_blocks == 6 + 2
+    s.commit(plan)
+    serve(s)
+    again = request("1", 1, 22, 2)
+    serve(s, again)
+    assert again.cached_tokens == 20
+
+
+def test_a_state_where_prompts_part_is_kept_once_a_second_one_has_parted_there() -> None:
+    s = scheduler(FULL, CACHED, version="0.33")
+    cached = []
+    for number in range(3):
+        keys = BlockKeys.of_spans(SIZE, [(1, 0, 13), (7 + number, 0, 17)], (90 + number, 0))
+        one = Request(str(number), keys, 30, 2)
+        serve(s, one)
+        cached.append(one.cached_tokens)
+    assert cached == [0, 0, 12]
+
+
+def test_a_request_waits_for_the_step_that_computes_the_state_it_found() -> None:
+    s = scheduler(FULL, CACHED, version="0.33")
+    s.submit(request("0", 1, 22, 2))
+    s.submit(request("1", 1, 22, 2))
+    first = s.plan(0)
+    assert first is not None and first.running == 1
+    s.commit(first)
+    second = s.plan(0)
+    assert second is not None and second.prefill == ((2, 20), (2, 20)) and second.used_blocks == 6 + 4
+    s.commit(second)
+    serve(s)
+
+
+def test_states_of_draft_tokens_follow_the_newest() -> None:
+    s = scheduler(FULL, GroupSpec.checkpoints(SIZE, drafts=2), version="0.33")
+    assert serve(s, request("0", 1, 20, 30)) == 13 + 4
 
 
 def test_a_long_request_fits_a_window_that_its_whole_length_would_not() -> None:

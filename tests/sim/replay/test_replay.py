@@ -458,7 +458,7 @@ def test_windows_of_attention_leave_room_for_more(tmp_path):
     assert not any(note.code == "sliding_windows" for note in peaks[512].notes)
 
 
-def test_a_model_with_recurrent_layers_is_served_without_prefix_caching():
+def test_a_model_with_recurrent_layers_is_served_without_prefix_caching_and_with_it():
     trace = trace_of([{"arrival_s": 0.0, "input_tokens": 1_000, "output_tokens": 200}] * 4)
     fields = {"model": "Qwen/Qwen3-Next-80B-A3B", "num_gpu_blocks": 40, "costs": "roofline"}
     result = replay(trace, Scenario(**fields), check_every=20)  # before 0.28 vLLM turns it off by itself
@@ -467,6 +467,11 @@ def test_a_model_with_recurrent_layers_is_served_without_prefix_caching():
     assert result.summary["completed"] == 4
     with pytest.raises(BadInput, match="turn enable_prefix_caching off"):
         replay(trace, Scenario(**fields, engine="vllm@0.28"))
+    rows = [{"arrival_s": 9.0 * i, "input_tokens": 1_200, "output_tokens": 20} for i in range(3)]
+    again = trace_of(rows, spans=[[(1, 0, 1_200)]] * 3)
+    for engine, tokens in (("vllm@0.33", 2 * 576), ("vllm@0.24", 0)):
+        table = replay(again, Scenario(**fields, engine=engine), check_every=5).requests
+        assert table["cached_tokens"].tolist() == [0, tokens, tokens]
 
 
 def test_a_hybrid_model_reuses_prefixes_where_all_its_layers_have_them():

@@ -41,7 +41,7 @@ class VllmHybridMix(VllmMix):
         """The running requests that take, publish or give back blocks in this step, in admission order."""
         hybrid = self._memory
         running = step.running
-        hybrid.filled.clear()
+        hybrid.begin_step()
         publish_known(running, hybrid)
         if running.chunked and self.tuning is not None:
             return step.all_in_turn()

@@ -9,6 +9,7 @@ from pagecast.sim.core.drafter import Drafter
 from pagecast.sim.core.encoder import Encoder
 from pagecast.sim.core.engines.deployment import Deployment
 from pagecast.sim.core.engines.profile import Profile, queue_order
+from pagecast.sim.core.engines.vllm.aligned import ChunkEnds, caches_states
 from pagecast.sim.core.engines.vllm.defaults import defaults
 from pagecast.sim.core.engines.vllm.hybrid import VllmHybridMix
 from pagecast.sim.core.engines.vllm.mix import VllmMix
@@ -87,7 +88,7 @@ class VllmProfile(Profile):
 
     def _tuning(self, limits: Limits) -> Tuning | None:
         settings = limits.settings(VllmSettings())
-        if settings == VllmSettings():
+        if settings == VllmSettings() and not caches_states(limits.groups):
             return None
         own = self.admission is whole_sequence
         if not own and (settings.watermark or not settings.scheduler_reserve_full_isl):
@@ -144,6 +145,11 @@ class VllmProfile(Profile):
         """All that are planned, since blocks leave a window once a step is computed."""
         return 1 + pipeline_depth if self.rules.windows.leaves_computed else 1
 
+    @property
+    def finds_states(self) -> bool:
+        """Since the versions whose rules are known."""
+        return self.rules.finds_states
+
     def cached_states(self, *, exported: bool, whole: bool) -> tuple[int, int]:
         """The state at the last block's end; since 0.33 one more where kernels export it."""
         if not (exported and self.rules.exports_states):
@@ -165,8 +171,14 @@ class VllmProfile(Profile):
             tuning.encoder = parts.lifecycle.encoder = encoder
         if settings.max_num_scheduled_tokens is not None:
             parts.step.bound(settings.max_num_scheduled_tokens)
-        if settings.prefill_schedule_interval > 1 and self.rules.keeps_interval:
-            lifecycle = parts.lifecycle
+        lifecycle = parts.lifecycle
+        scattered = caches_states(limits.groups)
+        if scattered:
+            assert isinstance(lifecycle.memory, HybridMemory) and tuning is not None
+            lifecycle.memory.read_ahead(0 if drafter is None else drafter.lookahead)
+            strict = self.rules.windows.leaves_computed
+            tuning.ends = ChunkEnds(limits, settings, lifecycle.memory, strict=strict)
+        if scattered or (settings.prefill_schedule_interval > 1 and self.rules.keeps_interval):
             parts = parts._replace(stride=SingleSteps(lifecycle, lifecycle.memory, parts.step))
         return parts
 

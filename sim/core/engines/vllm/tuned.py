@@ -10,6 +10,7 @@ Source: vllm/v1/core/sched/scheduler.py, `Scheduler.schedule`, and kv_cache_mana
 from __future__ import annotations
 
 from pagecast.sim.core.encoder import Encoder
+from pagecast.sim.core.engines.vllm.aligned import ChunkEnds
 from pagecast.sim.core.engines.vllm.settings import VllmSettings
 from pagecast.sim.core.engines.vllm.versions import VllmRules
 from pagecast.sim.core.engines.vllm.waiting import WaitingPass
@@ -41,6 +42,7 @@ class Tuning:
         self.interval = settings.prefill_schedule_interval if rules.keeps_interval else 1
         self.passed_over: set[Request] = set()
         self.encoder: Encoder | None = None
+        self.ends: ChunkEnds | None = None  # where chunks end for the sake of recurrent states
         self._spares_lone = rules.spares_lone_prompt
         self._step_tokens = limits.max_num_batched_tokens
         self._latest = -self.interval  # the newest step that computed a prompt
@@ -77,6 +79,8 @@ class Tuning:
         tokens = step.next_chunk(request)
         if self.longest_chunk:
             tokens = min(tokens, self.longest_chunk)
+        if self.ends is not None and tokens:
+            tokens = self.ends.fit(request, request.computed_tokens, tokens)
         if request.items and self.encoder is not None:
             tokens = self.encoder.fit(request, request.computed_tokens, tokens)
         return tokens
@@ -138,6 +142,10 @@ class TunedPass(WaitingPass):
         tokens = super()._first_tokens(request, done)
         if tuning.longest_chunk:
             tokens = min(tokens, longest)
+        if tuning.ends is not None and tokens:
+            padded = tokens > remaining
+            fitting = tuning.ends.fit(request, done, tokens, done)
+            tokens = 1 if padded and 0 < fitting < tokens else fitting
         if request.items and tuning.encoder is not None:
             tokens = tuning.encoder.fit(request, done, tokens)
         return tokens

@@ -33,6 +33,7 @@ class VllmRules:
     (renderers/params.py); before, it refuses the request.
     `spares_lone_prompt`: the threshold of long prompts is not for a request that is alone.
     `keeps_interval`: the interval of prompts is kept without data parallelism too.
+    `finds_states`: what is known of prefix caching of recurrent states is compared (`aligned.py`).
     `exports_states`: a block holds the state at a boundary within a prompt
     (`MambaSpec.num_prefill_checkpoint_blocks`).
     """
@@ -51,6 +52,7 @@ class VllmRules:
     spares_lone_prompt: bool = False
     keeps_interval: bool = False
     exports_states: bool = False
+    finds_states: bool = False
 
 
 OLDEST = VllmRules()
@@ -128,6 +130,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
             "polls_stores": True,
             "keeps_interval": True,
             "exports_states": True,
+            "finds_states": True,
             "passes_over_unencoded": True,
         },
     ),

@@ -1,0 +1,241 @@
+"""State groups: what block tables do in recurrent layers whose states can be found at the ends of blocks.
+
+A state stands for all tokens before it, so a chunk takes a block where it ends, and the places before that
+are null. The block at the place before, from which the chunk goes on, leaves once the chunk is computed.
+Blocks for draft tokens follow the newest state; a step that passes them takes them along. Kernels that export
+states within a chunk fill the place before the last too, with the state at the last end of a block.
+
+Source: vllm/v1/core/single_type_kv_cache_manager.py, `MambaManager` with `mamba_cache_mode` align (0.33).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from pagecast.sim.core.events import EventKind
+from pagecast.sim.core.identity.keys import BlockKeys, segment_of
+from pagecast.sim.core.memory.extent import Extent
+from pagecast.sim.core.memory.layer_group import LayerGroup, Part
+from pagecast.sim.core.memory.table import Table
+from pagecast.sim.core.memory.table_hit import TableHit
+from pagecast.sim.core.request import Request, State
+
+
+class StateTable(Table):
+    """A table whose blocks stand apart: `at` has the place of each of `held`, of one row each.
+
+    `started`: it has had its first chunk. `exported`: the place and the tokens of the state that the newest
+    chunk exports; None: it exports none.
+    """
+
+    __slots__ = ("at", "exported", "started")
+
+    def __init__(self, nothing: array[int], width: int = 1) -> None:
+        super().__init__(nothing, width)
+        self.at: list[int] = []
+        self.started = False
+        self.exported: tuple[int, int] | None = None
+
+    def has(self, place: int) -> bool:
+        """Whether a place has a block."""
+        return place in self.at
+
+    def by_place(self, null: int, group: int = 0) -> list[int]:
+        blocks = dict(zip(self.at, self.blocks(group), strict=True))
+        return [blocks.get(place, null) for place in range(self.places)]
+
+    def note_nulls(self) -> None:
+        """Counts the null places before the first block."""
+        self.nulls = self.at[0] if self.at else self.places
+
+
+class StateGroup(LayerGroup):
+    """The rules of one such group."""
+
+    scattered = True
+
+    def new_table(self) -> StateTable:
+        return StateTable(self.pool.nothing, self.width)
+
+    # ---- how many blocks
+
+    def missing(self, request: Request, table: Table | None, tokens: int) -> int:
+        return self._taken(request, table, self._main(request, tokens))
+
+    def still_needed(self, table: Table | None, tokens: int) -> int:
+        """No more than one step takes: what leaves makes room for what comes."""
+        held = 0 if table is None else table.places
+        return min(max(self.spec.blocks_of(tokens) - held, 0), 1 + self.spec.drafts)
+
+    def needed(
+        self, request: Request, hit: TableHit | None, hit_tokens: int, tokens: int, *, capped: bool
+    ) -> int:
+        main = tokens if capped else self._main(request, tokens)
+        places = 0 if hit is None else hit.places
+        idle = 0
+        if hit is not None and hit.parts:
+            extent, low, _ = hit.parts[-1]
+            idle = not extent.holders
+            if (extent.key, extent.number + low * extent.units) in self.just_stored:
+                return self.pool.num_blocks + 1  # the step that computes the state is still to come
+        exports = self._exported(request, None, hit_tokens, main) is not None
+        blocks = self.spec.blocks_of(main) - places
+        if blocks > 0:
+            blocks = min(blocks, 1 + exports + self.spec.drafts)
+        return blocks + idle
+
+    def _main(self, request: Request, tokens: int) -> int:
+        """The tokens of a step, of those that it needs room for: none are kept for what drafts read."""
+        if not self.lookahead:
+            return tokens
+        main = tokens - self.lookahead
+        if tokens == self.longest:  # the room is bounded, and perhaps the step is not
+            wanted = request.known_tokens + request.in_flight_tokens + request.drafts
+            main = max(main, min(wanted, tokens - 1))
+        return main
+
+    def _taken(self, request: Request, table: Table | None, main: int) -> int:
+        """Blocks that a step takes which ends at token `main`; below 0 where draft tokens were rejected."""
+        assert table is None or isinstance(table, StateTable)
+        blocks = self.spec.blocks_of(main) - (0 if table is None else table.places)
+        if blocks <= 0:
+            return blocks
+        started = table is not None and table.started
+        start = request.computed_tokens
+        exports = self._exports(request) and self._exported(request, table, start, main) is not None
+        return min(blocks, 1 + exports + (0 if started else self.spec.drafts))
+
+    def _exports(self, request: Request) -> bool:
+        """Whether a request computes chunks, so that its computed tokens are known."""
+        return bool(self.spec.drafts) or request.state is not State.DECODE
+
+    def _exported(
+        self, request: Request, table: Table | None, start: int, end: int
+    ) -> tuple[int, int] | None:
+        """The place and the tokens of the state that a chunk exports; None where it exports none."""
+        at = self.last_end(end)
+        place = -(-end // self._size) - 2
+        prompt_end = max(request.prompt_tokens, request.known_tokens - 1)
+        if end < prompt_end or place < 0 or not self._can_export(start, end, at):
+            return None
+        if table is not None and place < table.places:
+            assert isinstance(table, StateTable)
+            drafts = table.started and place >= table.places - self.spec.drafts
+            if table.has(place) and not drafts:
+                return None
+        return place, at
+
+    def _can_export(self, start: int, end: int, at: int) -> bool:
+        """Whether a kernel exports the state at token `at` within the chunk from `start` to `end`."""
+        size, step = self._size, self.spec.exported
+        return (
+            step > 0
+            and start % size == 0
+            and -(-end // size) - 2 > (start - 1) // size
+            and start + size <= at < end
+            and (at - start) % step == 0
+        )
+
+    def exports_at(self, request: Request, start: int, end: int, prompt_end: int) -> bool:
+        """Whether a chunk that ends a prompt exports the last state that a later one finds."""
+        return end >= prompt_end and self._can_export(start, end, self.last_end(prompt_end))
+
+    def last_end(self, tokens: int) -> int:
+        """The last end of a block before a prompt's end at which its state can be found."""
+        return max(tokens - max(1, self.key_lookahead), 0) // self._size * self._size
+
+    # ---- claiming, growing, giving back
+
+    def claim(self, request: Request, hit: TableHit | None, hit_tokens: int) -> Table:
+        table = super().claim(request, hit, hit_tokens)
+        assert isinstance(table, StateTable)
+        if table.held:
+            table.at = [table.places - 1]
+        table.note_nulls()
+        return table
+
+    def arrange(self, request: Request, table: Table, blocks: array[int], tokens: int) -> None:
+        """Gives a table the blocks of its next chunk, which ends at token `tokens`."""
+        assert isinstance(table, StateTable)
+        main = self._main(request, tokens)
+        drafts = self.spec.drafts
+        places = self.spec.blocks_of(main)
+        table.exported = None
+        if self._exports(request):
+            table.exported = self._exported(request, table, request.computed_tokens, main)
+        before = table.places
+        if places > before or table.exported is not None:
+            skipped = places - drafts - 1 - (table.exported is not None)
+            last = max(before, skipped)
+            if table.started:
+                for place in range(before - drafts, before):
+                    if place >= skipped:
+                        break
+                    table.at[table.at.index(place)] = last
+                    last += 1
+            for number in range(len(blocks)):
+                extent = Extent(blocks[number : number + 1], None, 0, 1)
+                extent.origin = table.origin
+                table.held.append((extent, 1))
+                table.at.append(last + number)
+            last += len(blocks)
+            order = sorted(range(len(table.at)), key=table.at.__getitem__)
+            table.held = [table.held[number] for number in order]
+            table.at = [table.at[number] for number in order]
+            table.places = max(last, before)
+        table.started = True
+        table.note_nulls()
+        if blocks and self.log.events is not None:
+            self.log.add(EventKind.ALLOCATED, request.id, blocks.tolist(), group=self.index)
+
+    def leave(self, request: Request, table: Table, skipped: int) -> None:
+        assert isinstance(table, StateTable)
+        count = sum([place < skipped for place in table.at])
+        if not count:
+            return
+        extents = [extent for extent, _ in table.held[:count]]
+        del table.held[:count], table.at[:count]
+        table.note_nulls()
+        if self.log.events is not None:
+            unread = [block for extent in reversed(extents) for block in extent.blocks]
+            self.log.add(EventKind.LEFT, request.id, unread, group=self.index)
+        self._drop(request, extents, self.pool.nothing)
+
+    # ---- publishing
+
+    def full(self, table: Table, tokens: int, computed: int) -> int:
+        """The last place whose state can be found; there are more to publish once a step has ended."""
+        return tokens // self._size
+
+    def parts(self, keys: BlockKeys, table: Table, full: int, boundaries: Sequence[int]) -> list[Part]:
+        return []
+
+    def publish(
+        self, request: Request, table: Table, full: int, parts: list[Part], boundaries: Sequence[int]
+    ) -> None:
+        assert isinstance(table, StateTable)
+        stored = table.stored
+        table.stored = full
+        for number, place in enumerate(table.at):
+            if stored <= place < full and self._is_reachable(place, boundaries):
+                self._store(request, table, number, place)
+
+    def _store(self, request: Request, table: StateTable, number: int, place: int) -> None:
+        """Makes the state of a block findable, as that at the end of the block at `place`."""
+        extent, _ = table.held[number]
+        if extent.key is not None:
+            return
+        keys = request.keys
+        end = (place + 1) * self._units - 1
+        key = keys.digests[segment_of(keys, end)] + self.mark
+        log = self.log
+        if log.kv is not None:
+            log.kv.stored(request, place, place + 1, [place], list(extent.blocks), self.index, self.spec)
+        if log.events is not None:
+            log.add(EventKind.STORED, request.id, extent.blocks.tolist(), group=self.index)
+        one = Table(self.pool.nothing, self.width)
+        one.tail, one.origin = extent.blocks, table.origin
+        self.pool.publish(one, 1, key, end, self._units)
+        table.held[number] = one.held[0]
+        self.just_stored.add((key, end))
