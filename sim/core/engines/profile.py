@@ -205,6 +205,7 @@ class Profile:
         rules = self.window_rules()
         eviction = self.eviction(limits)
         memory = HybridMemory(limits, log, running.findable, eviction, rules, numbered=numbered)
+        memory.commits_late = self.publish_at_commit and not self.publish_output_at_end
         lifecycle = self._lifecycle(limits, memory, running, log, drafter)
         step = Step(lifecycle, memory, drafter, self.drafting)
         if memory.plain:

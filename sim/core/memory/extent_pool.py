@@ -1,8 +1,14 @@
-"""Pool of blocks for models whose layers keep different tokens.
+"""Pool of all blocks of a replica: what becomes of a block, from its allocation to its eviction.
 
-`BlockPool` counts on it that whoever holds a block holds all before it. Where blocks leave a window that is
-not so: here blocks are kept in extents, which are held or free as a whole. The order in which free blocks are
-taken, and which of several equal blocks is found, are vLLM's.
+`take` hands a free block to a table, whose `tail` has it while its tokens are computed. `publish` makes it
+findable: it becomes a row of an extent, in `index` under the key of its segment; or of a spare, where a block
+of equal content is found already. Requests that find it `hold` its extent, which is split first where they
+need a part. `drop` takes holders away. Without any the extent is free, at the end of the ring (or in another
+order, `RankedExtentPool`), and is still found: a hit takes it out again. Once there are no blanks, `take`
+takes blocks from the head of the ring, the last of a sequence first. Then their content is lost: those who
+listen are told (`_lose`), and a spare is found in its place.
+
+The order in which free blocks are taken, and which of several equal blocks is found, are vLLM's.
 
 Terms:
 

@@ -63,12 +63,10 @@ class FairEviction(TimedEviction):
         return order
 
     def add_beside(self, extent: Extent, place: Extent) -> None:
-        """Adds an extent with the rank of the one it was cut off."""
         order = self._place[extent] = self._place[place]
         order.add_beside(extent, place)
 
     def remove(self, extent: Extent) -> None:
-        """Takes an extent out; content of another tenant may have waited for it."""
         order = self._place.pop(extent, None)
         if order is None:
             del self._blank[extent]
@@ -82,7 +80,6 @@ class FairEviction(TimedEviction):
         return next(self._in_turn())
 
     def nexts(self) -> Callable[[], Extent]:
-        """`next`, to be called over and over while only the last blocks of each extent are taken."""
         return self._in_turn().__next__
 
     def at_once(self, extent: Extent) -> int:
@@ -137,7 +134,6 @@ class FairEviction(TimedEviction):
         return None
 
     def __iter__(self) -> Iterator[Extent]:
-        """All extents, those without content first."""
         yield from self._blank
         yield from self._place
 
@@ -145,16 +141,13 @@ class FairEviction(TimedEviction):
 
     @property
     def timed(self) -> TimedEviction | None:
-        """Itself, where retention ends with time in the tenants' orders."""
         return None if self._order_of("").timed is None else self
 
     @property
     def due_ns(self) -> int:
-        """When the next priority ends."""
         return min([order.due_ns for order in self._timed]) if self._ends else FOREVER
 
     def expired(self) -> Extent | None:
-        """An extent whose priority has ended by now; None: there is none."""
         for order in self._timed:
             order.now = self.now
             extent = order.expired()
@@ -163,10 +156,8 @@ class FairEviction(TimedEviction):
         return None
 
     def revert(self, extent: Extent) -> None:
-        """Puts an extent behind all others of the default priority."""
         self._place[extent].revert(extent)
 
     def figures(self) -> dict[str, object]:
-        """The figures of each tenant's order, for a replay's summary."""
         counted = {tenant: order.figures() for tenant, order in self.orders.items()}
         return {"tenants": counted} if any(counted.values()) else {}

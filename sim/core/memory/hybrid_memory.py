@@ -1,7 +1,8 @@
-"""KV memory of models whose layers keep different tokens: several groups, one pool of extents.
+"""KV memory: groups of layers, each of which keeps its tokens, over one pool of extents.
 
-Prefixes are found by `PrefixSearch`. Before a running request
-takes blocks, those that left its windows are given back (`leave`).
+A plain model has one group that keeps every token. Prefixes are found by `PrefixSearch`. Before a running
+request takes blocks, those that left its windows are given back (`leave`). What becomes of a block is told in
+`extent_pool.py`.
 
 While requests only decode, blocks are taken for all of them at once and dealt out to the groups when somebody
 looks; what they fill is published when somebody may look for it (see `OutputWriters`).
@@ -21,12 +22,11 @@ from pagecast.sim.core.identity.keys import segment_of
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.blocks import columns_of, have_numbers
 from pagecast.sim.core.memory.dividing import Division
-from pagecast.sim.core.memory.eviction import Eviction
-from pagecast.sim.core.memory.expiry import Expiry
+from pagecast.sim.core.memory.eviction import Eviction, Expiry
 from pagecast.sim.core.memory.extent import Extent, Origin
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
-from pagecast.sim.core.memory.hit import Hit
+from pagecast.sim.core.memory.hit import Hit, TableHit
 from pagecast.sim.core.memory.layer_group import LayerGroup, Part, mark_of
 from pagecast.sim.core.memory.memory import Growth, OffloadableMemory
 from pagecast.sim.core.memory.output_writers import OutputWriters
@@ -34,9 +34,7 @@ from pagecast.sim.core.memory.partial_reuse import PartialReuse
 from pagecast.sim.core.memory.prefix_search import NO_HIT, PrefixSearch
 from pagecast.sim.core.memory.ranked_extent_pool import RankedExtentPool
 from pagecast.sim.core.memory.state_group import StateGroup
-from pagecast.sim.core.memory.table import Leaver, Table
-from pagecast.sim.core.memory.table_hit import TableHit
-from pagecast.sim.core.memory.tables import Tables
+from pagecast.sim.core.memory.table import Leaver, Table, Tables
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.memory.watcher import Watcher
 from pagecast.sim.core.memory.window_rules import DENSE, WindowRules
@@ -55,8 +53,8 @@ class HybridMemory(OffloadableMemory):
 
     `block_size` is the number of tokens per block key. `places` are the positions within a key block at which
     a decoding request may take, publish or give back blocks. `progress(request)` says how many tokens of a
-    generating request may be published by now. `order`: blocks are evicted by how often they were
-    reused; None: in vLLM's order. `numbered`: somebody asks for the numbers of blocks.
+    generating request may be published by now. `numbered`: somebody asks for the numbers of blocks.
+    `commits_late`: commits publish blocks, and may do so later than somebody looks for them.
     """
 
     def __init__(
@@ -118,6 +116,8 @@ class HybridMemory(OffloadableMemory):
         self._set_up_layers()
         self.writers = OutputWriters()
         self._progress = progress
+        self.commits_late = False
+        self._explicit: dict[Request, None] = {}  # then: generating requests with token ids
         self.crossing_blocks = len(specs)
         self.places = _places(specs, limits.block_size, late=self.late)
         self.fresh: dict[Request, None] = {}  # requests that have not decoded since their last chunk
@@ -233,11 +233,9 @@ class HybridMemory(OffloadableMemory):
     # ---- finding
 
     def find(self, request: Request) -> Hit:
-        """The longest cached prefix that all groups have; the last known token is always left to compute."""
         return self._find(request, request.known_tokens - 1)
 
     def find_whole(self, request: Request) -> Hit:
-        """The longest cached prefix, with a block that the last known token ends. Not to be claimed."""
         return self._find(request, request.known_tokens)
 
     def _find(self, request: Request, most: int) -> Hit:
@@ -257,6 +255,8 @@ class HybridMemory(OffloadableMemory):
             self._junctions[request] = self._search.longest
         if self.extents.broken and self._search.has_broken(hit):
             self.divide()
+            return self._find(request, most)
+        if self._explicit and keys.explicit and self._catch_up_behind(hit):
             return self._find(request, most)
         return hit
 
@@ -278,15 +278,9 @@ class HybridMemory(OffloadableMemory):
         self._set_up_layers()
 
     def fits(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
-        """Whether the first `tokens` tokens of a waiting request fit in free blocks, beside `hit`.
-
-        A group counts no more blocks than a request ever holds in it. `reserved` free blocks are kept for
-        others.
-        """
         return self._fits(request, hit, tokens, reserved, capped=True)
 
     def fits_now(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
-        """Whether the blocks of the first `tokens` tokens of a waiting request are free at once."""
         return self._fits(request, hit, tokens, reserved, capped=False)
 
     def _fits(self, request: Request, hit: Hit, tokens: int, reserved: int, *, capped: bool) -> bool:
@@ -297,7 +291,6 @@ class HybridMemory(OffloadableMemory):
         return self._needed(request, hit, tokens, capped=capped) <= free
 
     def still_needed(self, request: Request, tokens: int) -> int:
-        """Blocks that a request still takes until its first `tokens` tokens are computed, beside its own."""
         tables = self.tables_of(request)
         return sum(
             [group.still_needed(table, tokens) for group, table in zip(self.layers, tables, strict=True)]
@@ -311,7 +304,6 @@ class HybridMemory(OffloadableMemory):
         return blocks
 
     def missing(self, request: Request, tokens: int) -> int:
-        """Blocks that a request still needs so that its first `tokens` tokens have a place."""
         by_group = self.tables_of(request)
         if self._alike:
             return self._missing_rows(by_group, tokens) * self.blocks_per_crossing
@@ -357,7 +349,6 @@ class HybridMemory(OffloadableMemory):
         return max(spare // (count * self._window_groups) * self.block_size - 1, 0)
 
     def blocks_added(self, decodes: Growth, tick: int, ticks: int) -> int:
-        """By how much the blocks in use grow in `ticks` decode ticks from `tick` on."""
         if self.plain:
             return decodes.crossings(tick, ticks)[1] * self.crossing_blocks
         added = 0
@@ -369,7 +360,6 @@ class HybridMemory(OffloadableMemory):
         return added - self.windows.freed_blocks(self.windows.leavers(requests, last))
 
     def head_start(self, request: Request, hit: Hit) -> HeadStart:
-        """Tokens beyond a waiting request's hit: of its parent, swapped out, or partly cached."""
         if request.parent is not None and (tokens := self._fork_tokens(request, request.parent, hit)):
             return HeadStart(tokens, StartKind.FORK)
         tokens = min(request.swapped_tokens, request.known_tokens - 1) - hit.tokens
@@ -387,6 +377,23 @@ class HybridMemory(OffloadableMemory):
             return 0
         tokens = min(request.prompt_tokens, request.known_tokens - 1) - hit.tokens
         return tokens if 0 < tokens < self.block_size else 0
+
+    def _catch_up_behind(self, hit: Hit) -> bool:
+        """Publishes what has been committed of requests with token ids that go on behind a hit.
+
+        Returns whether there was anything.
+        """
+        last = hit.tables[0].parts[-1][0] if hit.tables and hit.tables[0].parts else None
+        if last is None or not last.holders:
+            return False
+        found = False
+        for request in self._explicit:
+            table = self.tables[request].by_group[0]
+            if table.held and table.last_extent() is last:
+                stored = table.stored
+                self._publish(request, self._progress(request))
+                found |= table.stored > stored
+        return found
 
     def _catch_up_after(self, hit: TableHit) -> None:
         """Publishes what generating requests have computed by now that hold all of a hit."""
@@ -466,7 +473,6 @@ class HybridMemory(OffloadableMemory):
         return by_group
 
     def claim(self, request: Request, hit: Hit) -> None:
-        """Gives a request, which holds nothing, the prefix found for it in the same step."""
         tables = []
         for place, group in enumerate(self.layers):
             tables.append(group.claim(request, hit.tables[place] if hit.tables else None, hit.tokens))
@@ -502,7 +508,6 @@ class HybridMemory(OffloadableMemory):
                     part.keep = keep
 
     def leave(self, request: Request, computed: int) -> None:
-        """Gives back the blocks that no layer reads once `computed` tokens are computed."""
         if computed < self.windows.least:
             return
         for place in self.windows.places:
@@ -528,7 +533,6 @@ class HybridMemory(OffloadableMemory):
             done += self.extents.drop_in_turn(leavers[done:])
 
     def grow(self, request: Request, tokens: int) -> None:
-        """Takes blocks for the first `tokens` tokens; the caller checked that they are free."""
         tables = self.tables.get(request)
         if tables is None:
             tables = self._open(request, self.tables_of(request))
@@ -584,10 +588,6 @@ class HybridMemory(OffloadableMemory):
                 table.add_rows(got, blocks // table.width)
 
     def grow_many(self, requests: list[Request], crossings: int) -> None:
-        """Takes blocks for decoding requests that begin one in this order, over and over.
-
-        The k-th is that of request k modulo their number. For `regular` memory, where no log is kept.
-        """
         step = self.blocks_per_crossing
         if self.extents.ledger is None:
             taken = self.extents.take(crossings * step)
@@ -605,9 +605,10 @@ class HybridMemory(OffloadableMemory):
             each.blocks = each.blocks + taken[first : first + step]
 
     def generate(self, request: Request) -> None:
-        """Takes note that a request decodes from now on."""
         if self._window_groups:
             self.fresh[request] = None
+        if self.commits_late and request.keys.explicit:
+            self._explicit[request] = None
         if self._traced:
             tables = self.tables[request]
             self._dealt(tables)
@@ -624,7 +625,6 @@ class HybridMemory(OffloadableMemory):
     # ---- publishing and giving back
 
     def publish(self, request: Request, tokens: int) -> None:
-        """Makes the full blocks of a request's first `tokens` tokens findable, in whole aligned pieces."""
         if not self.caching:
             return
         if self.writers.others_write(request):
@@ -700,7 +700,6 @@ class HybridMemory(OffloadableMemory):
         return self._junctions.get(request, 0)
 
     def hit_ends(self, request: Request) -> tuple[int, ...]:
-        """The tokens after which a load may end that a prompt like this one asks for, or a longer one."""
         junction = self._junctions.get(request)
         return (request.prompt_tokens - 1, junction) if junction else (request.prompt_tokens - 1,)
 
@@ -734,6 +733,7 @@ class HybridMemory(OffloadableMemory):
         if tables is None:
             return
         self.writers.remove(request)  # nothing of it is made up for later
+        self._explicit.pop(request, None)
         for group, table in zip(self.layers, self._dealt(tables), strict=True):
             full = tokens // group.spec.block_size
             if table.stored > full:
@@ -742,7 +742,6 @@ class HybridMemory(OffloadableMemory):
         tables.published = min(tables.published, tokens)
 
     def release(self, request: Request) -> None:
-        """Gives back every block of a request. Freed content stays findable until its block is taken."""
         tables = self._take_tables(request)
         for group, table in zip(self.layers, tables, strict=False):
             group.release(request, table)
@@ -755,6 +754,7 @@ class HybridMemory(OffloadableMemory):
             self.filled.pop(request, None)
             self._junctions.pop(request, None)
         self.writers.remove(request)
+        self._explicit.pop(request, None)
         tables = self.tables.pop(request, None)
         if tables is None:
             return []
@@ -790,10 +790,6 @@ class HybridMemory(OffloadableMemory):
         return give_back
 
     def evict(self, blocks: int) -> int:
-        """Forgets the content of the next `blocks` free blocks (all there are, at most) in eviction order.
-
-        They stay free, ahead of all others. Returns how many that were.
-        """
         blocks = min(blocks, self.extents.free_blocks)
         self.extents.evict(blocks)
         return blocks
@@ -802,7 +798,6 @@ class HybridMemory(OffloadableMemory):
 
     @property
     def null(self) -> int:
-        """The number that stands in tables for blocks that are not kept."""
         return self.num_blocks
 
     def first_unknown(self, request: Request, group: int, cached: int, last: int) -> int:
@@ -811,11 +806,9 @@ class HybridMemory(OffloadableMemory):
         return table.first_unknown(last)
 
     def watch_allocations(self, *, on: bool) -> None:
-        """Takes note of every block taken from now on, or of none."""
         self.extents.allocations = [] if on else None
 
     def take_allocations(self) -> list[int]:
-        """The blocks taken since the last call, as far as they were noted."""
         allocations = self.extents.allocations
         if not allocations:
             return []
@@ -838,30 +831,24 @@ class HybridMemory(OffloadableMemory):
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody holds, with cached content or without."""
         return self.extents.free_blocks
 
     @property
     def used_blocks(self) -> int:
-        """Blocks that some request holds."""
         return self.num_blocks - self.extents.free_blocks
 
     @property
     def evicted_blocks(self) -> int:
-        """Blocks with findable content that were taken for other content so far."""
         return self.extents.evicted_blocks
 
     def eviction_figures(self) -> dict[str, object]:
-        """The figures of the eviction order; empty for vLLM's."""
         return self.eviction.figures()
 
     @property
     def ledger(self) -> TenantLedger | None:
-        """The tenants' accounts; None where they are not told apart."""
         return self.extents.ledger
 
     def shared_tokens(self) -> int:
-        """Tokens that sharing saves: those in all block tables, minus those in blocks in use."""
         tokens = 0
         for group in self.layers:
             if group.shared_blocks:
@@ -869,16 +856,13 @@ class HybridMemory(OffloadableMemory):
         return tokens
 
     def holds(self, request: Request) -> bool:
-        """Whether a request holds any block."""
         return request in self.tables
 
     def blocks(self, request: Request, group: int = 0) -> list[int]:
-        """A request's block table in one group; `num_blocks` stands for the null block. `numbered` only."""
         table, column = self._table(request, group)
         return table.by_place(self.null, column)
 
     def last_block(self, request: Request, group: int = 0) -> int:
-        """The newest block of a generating request's table."""
         table, column = self._table(request, group)
         return table.last_block(column)
 
@@ -888,7 +872,6 @@ class HybridMemory(OffloadableMemory):
         return self.tables_of(request)[place], group - self.layers[place].index
 
     def findable_blocks(self) -> set[int]:
-        """Every block whose content can be found. Linear in the pool; for displays."""
         if self.log.events is None:  # a log has each block when the engine publishes it
             for request in self.tables:
                 self._catch_up(request)

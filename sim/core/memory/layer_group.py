@@ -18,8 +18,8 @@ from pagecast.sim.core.kv_events import KvEventStream
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.extent_pool import ExtentPool
+from pagecast.sim.core.memory.hit import TableHit
 from pagecast.sim.core.memory.table import Table
-from pagecast.sim.core.memory.table_hit import TableHit
 from pagecast.sim.core.request import Request
 
 Part = tuple[bytes | None, int, int]

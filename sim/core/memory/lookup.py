@@ -6,7 +6,7 @@ from pagecast.sim.core.group_spec import Found, GroupSpec
 from pagecast.sim.core.identity.keys import BlockKeys, segment_of
 from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.extent_pool import ExtentPool
-from pagecast.sim.core.memory.table_hit import Part, TableHit
+from pagecast.sim.core.memory.hit import Part, TableHit
 
 _Range = tuple[int, int]
 

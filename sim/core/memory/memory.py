@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from pagecast.sim.core.memory.expiry import Expiry
+from pagecast.sim.core.memory.eviction import Expiry
 from pagecast.sim.core.memory.head_start import HeadStart
 from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.output_writers import OutputWriters

@@ -8,7 +8,7 @@ from itertools import islice
 from pagecast.sim.core.identity.keys import BlockKeys, common_tokens
 from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
-from pagecast.sim.core.memory.table_hit import TableHit
+from pagecast.sim.core.memory.hit import TableHit
 from pagecast.sim.core.request import Request
 
 _MOST_CANDIDATES = 256

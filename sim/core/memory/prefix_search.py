@@ -10,10 +10,9 @@ from collections.abc import Container
 from pagecast.sim.core.group_spec import GroupSpec
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.memory.extent_pool import ExtentPool
-from pagecast.sim.core.memory.hit import Hit
+from pagecast.sim.core.memory.hit import Hit, TableHit
 from pagecast.sim.core.memory.layer_group import LayerGroup
 from pagecast.sim.core.memory.lookup import Lookup
-from pagecast.sim.core.memory.table_hit import TableHit
 
 NO_HIT = Hit(0)
 _NO_TABLE = TableHit(0)

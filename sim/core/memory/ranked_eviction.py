@@ -46,14 +46,12 @@ class RankedEviction(TimedEviction):
             self._blank[extent] = None
 
     def add_beside(self, extent: Extent, place: Extent) -> None:
-        """Adds an extent with the level of the one it was cut off."""
         self._push(extent, place.level, place.used)
         self.order.divided(extent, place)
         if self.clock is not None:
             self.clock.divide(extent, place)
 
     def remove(self, extent: Extent) -> None:
-        """Takes an extent out; what waited for its end may be evicted now."""
         if self._entries.pop(extent, None) is None:
             del self._blank[extent]
             return
@@ -105,7 +103,6 @@ class RankedEviction(TimedEviction):
         return min(most, self.order.at_once(extent)) if self.gains else most
 
     def __iter__(self) -> Iterator[Extent]:
-        """All extents, those without content first."""
         yield from self._blank
         yield from self._entries
 
@@ -167,26 +164,21 @@ class RankedEviction(TimedEviction):
 
     @property
     def timed(self) -> TimedEviction | None:
-        """Itself, where the order keeps retention."""
         return None if self.clock is None else self
 
     @property
     def due_ns(self) -> int:
-        """When the next retention ends."""
         assert self.clock is not None
         return self.clock.due_ns
 
     def expired(self) -> Extent | None:
-        """An extent whose retention has ended by now."""
         assert self.clock is not None
         return self.clock.expired(self.now)
 
     def revert(self, extent: Extent) -> None:
-        """Puts an extent, whose run has no retention any more, behind all others of the default priority."""
         assert self.clock is not None
         self.clock.revert(extent)
         self._rank(extent)
 
     def figures(self) -> dict[str, object]:
-        """The figures of the order, and of retention where it is kept."""
         return self.order.figures() if self.clock is None else self.clock.figures()

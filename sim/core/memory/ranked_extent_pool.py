@@ -61,7 +61,6 @@ class RankedExtentPool(ExtentPool):
     # ---- holding
 
     def hold(self, extents: list[Extent]) -> int:
-        """Adds a holder to each of these extents. Returns how many blocks were held already."""
         for extent in extents:
             extent.uses += 1
         return super().hold(extents)
@@ -87,11 +86,9 @@ class RankedExtentPool(ExtentPool):
     # ---- figures
 
     def free_extents(self) -> Iterator[Extent]:
-        """The free extents."""
         yield from self.eviction
 
     def free_order(self) -> Iterator[int]:
-        """The free blocks; only those without content are in the order in which they are taken."""
         yield from reversed(self.blanks)
         for extent in self.eviction:
             yield from last_first(extent.blocks, 1)

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from pagecast.sim.core.events import EventKind
 from pagecast.sim.core.identity.keys import BlockKeys, segment_of
 from pagecast.sim.core.memory.extent import Extent
+from pagecast.sim.core.memory.hit import TableHit
 from pagecast.sim.core.memory.layer_group import LayerGroup, Part
 from pagecast.sim.core.memory.table import Table
-from pagecast.sim.core.memory.table_hit import TableHit
 from pagecast.sim.core.request import Request, State
 
 

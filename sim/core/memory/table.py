@@ -1,4 +1,4 @@
-"""Block table of one request in groups of layers that keep the same tokens."""
+"""Block tables of one request, one for each of the groups of layers that keep the same tokens."""
 
 from __future__ import annotations
 
@@ -101,6 +101,22 @@ class Table:
         """Leaves these of its extents, which are its last."""
         self.held = []
         self.add(extents)
+
+
+class Tables:
+    """One request's block tables, in the order of the memory's `layers`.
+
+    `pending` rows are taken for it but are not in its tables yet: a row has a block for each group that
+    grows. `blocks` has them row by row, where blocks have numbers.
+    """
+
+    __slots__ = ("blocks", "by_group", "pending", "published")
+
+    def __init__(self, by_group: list[Table], nothing: array[int]) -> None:
+        self.by_group = by_group
+        self.published = 0  # of so many tokens every full block is published
+        self.pending = 0
+        self.blocks = nothing
 
 
 Leaver = tuple[Request, Table, int, int]

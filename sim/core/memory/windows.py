@@ -5,8 +5,7 @@ from __future__ import annotations
 from pagecast.sim.core.group_spec import GroupSpec
 from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.layer_group import LayerGroup
-from pagecast.sim.core.memory.table import Leaver, Table
-from pagecast.sim.core.memory.tables import Tables
+from pagecast.sim.core.memory.table import Leaver, Table, Tables
 from pagecast.sim.core.request import Request
 
 
