@@ -21,7 +21,7 @@ the plans of that loop that are in flight:
     preemption.py, swap_space.py    what becomes of the KV of a preempted request
     handoff.py     prompts computed on one replica and decoded on another
     drafter.py     speculation: how many draft tokens a request verifies beside its next one
-    memory/        KV blocks behind the protocol `Memory` of `memory.py`: `hybrid_memory.py`, whose groups
+    memory/        KV blocks behind the protocol `Memory` of `memory.py`: `kv_memory.py`, whose groups
                    keep what `group_spec.py` says; SGLang has a radix tree of its own (engines/sglang)
     identity/      which tokens are equal: content spans, block keys, sharing scopes
     events.py, kv_events.py    the event logs

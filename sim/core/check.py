@@ -12,7 +12,7 @@ from pagecast.sim.core.group_spec import GroupSpec
 from pagecast.sim.core.invariant import hold as _hold
 from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.extent_pool import ExtentPool
-from pagecast.sim.core.memory.hybrid_memory import HybridMemory
+from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.memory.table import Table
 from pagecast.sim.core.request import Request, State
@@ -103,7 +103,7 @@ def _check_radix(memory: RadixMemory, s: Scheduler) -> None:
 
 
 @check_memory.register
-def _check_hybrid(memory: HybridMemory, s: Scheduler) -> None:
+def _check_blocks(memory: KvMemory, s: Scheduler) -> None:
     pool = memory.extents
     holders: Counter[Extent] = Counter()
     tails: list[int] = []

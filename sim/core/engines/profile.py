@@ -16,7 +16,7 @@ from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.eviction import Eviction, LeastRecentlyUsed
-from pagecast.sim.core.memory.hybrid_memory import HybridMemory
+from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.memory.memory import OffloadableMemory
 from pagecast.sim.core.memory.window_rules import DENSE, WindowRules
 from pagecast.sim.core.parts import Parts
@@ -101,7 +101,7 @@ class Profile:
         """The rule that fills a step."""
         raise NotImplementedError
 
-    def hybrid_mix(self, limits: Limits, memory: HybridMemory) -> Mix:
+    def hybrid_mix(self, limits: Limits, memory: KvMemory) -> Mix:
         """As `mix`, for layers that keep different tokens, where the engine serves them (`hybrid`)."""
         raise NotImplementedError
 
@@ -204,7 +204,7 @@ class Profile:
         running = self.running(limits)
         rules = self.window_rules()
         eviction = self.eviction(limits)
-        memory = HybridMemory(limits, log, running.findable, eviction, rules, numbered=numbered)
+        memory = KvMemory(limits, log, running.findable, eviction, rules, numbered=numbered)
         memory.commits_late = self.publish_at_commit and not self.publish_output_at_end
         lifecycle = self._lifecycle(limits, memory, running, log, drafter)
         step = Step(lifecycle, memory, drafter, self.drafting)

@@ -3,7 +3,7 @@
 Rules and the request life cycle ask here, and nowhere else, which prefixes are cached, which requests fit and
 which blocks they hold. Behind the door is one of these:
 
-    HybridMemory   groups of layers, each of which keeps its tokens: extents of blocks from one pool
+    KvMemory   groups of layers, each of which keeps its tokens: extents of blocks from one pool
     RadixMemory    SGLang: pages without numbers, and a radix tree
 
 A memory declares the protocol as its base and implements all of it. Of a request it is asked, in this order,

@@ -8,7 +8,7 @@ a number of steps may take theirs before all of them give back.
 from __future__ import annotations
 
 from pagecast.sim.core.decoders import admission_order
-from pagecast.sim.core.memory.hybrid_memory import HybridMemory
+from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.memory.table import Leaver
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.running import Running
@@ -20,7 +20,7 @@ class CommonTurns:
     What the requests fill is published when somebody may look for it.
     """
 
-    def __init__(self, running: Running, memory: HybridMemory) -> None:
+    def __init__(self, running: Running, memory: KvMemory) -> None:
         self._running = running
         self._memory = memory
         self._order: list[Request] = []  # who begins a block
@@ -87,7 +87,7 @@ class CommonTurns:
         memory.fresh.clear()
 
 
-def are_common(running: Running, memory: HybridMemory) -> bool:
+def are_common(running: Running, memory: KvMemory) -> bool:
     """Whether turns may be taken together: their order within a step does not matter to anybody."""
     if not memory.regular or memory.writers.rivals or running.decoders.explicit:
         return False

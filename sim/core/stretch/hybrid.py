@@ -8,7 +8,7 @@ a log is kept, a stretch is settled step by step.
 from __future__ import annotations
 
 from pagecast.sim.core.lifecycle import Lifecycle
-from pagecast.sim.core.memory.hybrid_memory import HybridMemory
+from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.step import Step
 from pagecast.sim.core.stretch.common_turns import CommonTurns, are_common
 from pagecast.sim.core.stretch.stride import Stride
@@ -16,9 +16,9 @@ from pagecast.sim.core.stretch.turns import due, publish_known, take_turn
 
 
 class HybridStride(Stride):
-    """Plans stretches of decode steps over a `HybridMemory`."""
+    """Plans stretches of decode steps over a `KvMemory`."""
 
-    def __init__(self, lifecycle: Lifecycle, memory: HybridMemory, step: Step) -> None:
+    def __init__(self, lifecycle: Lifecycle, memory: KvMemory, step: Step) -> None:
         super().__init__(lifecycle, memory, step)
         self._hybrid = memory
         self._turns = CommonTurns(lifecycle.running, memory)  # of the open stretch

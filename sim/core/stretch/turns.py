@@ -7,12 +7,12 @@ publishes those that it fills. Only requests at certain places of a block have a
 from __future__ import annotations
 
 from pagecast.sim.core.decoders import admission_order
-from pagecast.sim.core.memory.hybrid_memory import HybridMemory
+from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.running import Running
 
 
-def publish_known(running: Running, memory: HybridMemory) -> None:
+def publish_known(running: Running, memory: KvMemory) -> None:
     """Publishes what requests without a token in flight have filled, ahead of all turns.
 
     Their last token became known with a commit, and no plan in flight will publish it.
@@ -23,7 +23,7 @@ def publish_known(running: Running, memory: HybridMemory) -> None:
                 memory.publish(request, running.planned(request))
 
 
-def due(running: Running, memory: HybridMemory) -> list[Request]:
+def due(running: Running, memory: KvMemory) -> list[Request]:
     """The decoding requests that have a turn in the step being planned, in admission order."""
     requests = running.decoders.at_places(running.tick, memory.places)
     if memory.fresh:
@@ -35,7 +35,7 @@ def due(running: Running, memory: HybridMemory) -> list[Request]:
     return requests
 
 
-def take_turn(running: Running, memory: HybridMemory, request: Request, computed: int) -> None:
+def take_turn(running: Running, memory: KvMemory, request: Request, computed: int) -> None:
     """Takes the block of a request's next token and publishes what it fills.
 
     What left its windows is given back already.

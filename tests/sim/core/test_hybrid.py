@@ -18,7 +18,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.group_spec import GroupSpec, KvKind, unit_tokens
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.hybrid_memory import HybridMemory
+from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.scheduler import Scheduler
@@ -393,7 +393,7 @@ def decisions(
         most *= 1 + depth  # a window holds the tokens of two steps
     s = scheduler(*groups, blocks=most + room, depth=depth, numbered=numbered, version=version)
     memory = s.memory
-    assert isinstance(memory, HybridMemory)
+    assert isinstance(memory, KvMemory)
     flying: list[StepPlan] = []
     seen: list[tuple[object, ...]] = []
     waiting = [request(str(id), *life) for id, life in enumerate(lives)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pagecast.sim.core.engines.vllm.settings import VllmSettings
 from pagecast.sim.core.group_spec import GroupSpec
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.hybrid_memory import HybridMemory
+from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.memory.state_group import StateGroup
 from pagecast.sim.core.request import Request
 
@@ -25,7 +25,7 @@ def caches_states(groups: tuple[GroupSpec, ...]) -> bool:
 class ChunkEnds:
     """The ends of chunks. `strict`: as since 0.26, where a chunk that begins within a block ends with it."""
 
-    def __init__(self, limits: Limits, settings: VllmSettings, memory: HybridMemory, *, strict: bool) -> None:
+    def __init__(self, limits: Limits, settings: VllmSettings, memory: KvMemory, *, strict: bool) -> None:
         self._memory = memory
         self._size = limits.block_size
         self._strict = strict

@@ -13,7 +13,7 @@ from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.engines.vllm.mix import VllmMix, enough_for_all
 from pagecast.sim.core.engines.vllm.tuned import Tuning
 from pagecast.sim.core.engines.vllm.versions import VllmRules
-from pagecast.sim.core.memory.hybrid_memory import HybridMemory
+from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
@@ -31,7 +31,7 @@ class VllmHybridMix(VllmMix):
         admission: Admission,
         victim: Victim,
         rules: VllmRules,
-        memory: HybridMemory,
+        memory: KvMemory,
         tuning: Tuning | None = None,
     ) -> None:
         super().__init__(admission, victim, rules, tuning)
@@ -69,7 +69,7 @@ class VllmHybridMix(VllmMix):
         super()._schedule_waiting(step, memory, queue)
 
 
-def _take_together(step: Step, memory: HybridMemory) -> bool:
+def _take_together(step: Step, memory: KvMemory) -> bool:
     """Lets all decoding requests have their turns together, ahead of all chunks. False: that is not possible.
 
     It is nearly always: nobody will be preempted, and no chunk publishes what they write.

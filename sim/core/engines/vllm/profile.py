@@ -20,7 +20,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.hybrid_memory import HybridMemory
+from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.memory.memory import OffloadableMemory
 from pagecast.sim.core.memory.window_rules import WindowRules
 from pagecast.sim.core.parts import Parts
@@ -77,7 +77,7 @@ class VllmProfile(Profile):
         """The step for layers that all keep every token."""
         return VllmMix(self.admission(limits), self.victim(limits), self.rules, self._tuning(limits))
 
-    def hybrid_mix(self, limits: Limits, memory: HybridMemory) -> Mix:
+    def hybrid_mix(self, limits: Limits, memory: KvMemory) -> Mix:
         """The step for layers that keep different tokens."""
         tuning = self._tuning(limits)
         return VllmHybridMix(self.admission(limits), self.victim(limits), self.rules, memory, tuning)
@@ -174,7 +174,7 @@ class VllmProfile(Profile):
         lifecycle = parts.lifecycle
         scattered = caches_states(limits.groups)
         if scattered:
-            assert isinstance(lifecycle.memory, HybridMemory) and tuning is not None
+            assert isinstance(lifecycle.memory, KvMemory) and tuning is not None
             lifecycle.memory.read_ahead(0 if drafter is None else drafter.lookahead)
             strict = self.rules.windows.leaves_computed
             tuning.ends = ChunkEnds(limits, settings, lifecycle.memory, strict=strict)

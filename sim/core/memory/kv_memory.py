@@ -48,7 +48,7 @@ Progress = Callable[[Request], int]
 _LONG = 1 << 62
 
 
-class HybridMemory(OffloadableMemory):
+class KvMemory(OffloadableMemory):
     """The blocks of one replica, in groups of layers as `limits.groups` says.
 
     `block_size` is the number of tokens per block key. `places` are the positions within a key block at which
