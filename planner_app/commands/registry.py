@@ -125,7 +125,7 @@ def execute(arguments: list[str]) -> int:
         from pagecast.planner_app.commands.option_mistakes import mistake
 
         at = getattr(error, "ctx", None)
-        message = mistake(error, arguments) or error.format_message().rstrip(".")
+        message = mistake(error, arguments) or error.format_message().rstrip(".").replace("Value error, ", "")
         mark = " See" if message.endswith("?") else "; see"
         complain(f"{message}{mark} {at.command_path} --help" if at else message)
         return 2

@@ -24,6 +24,7 @@ FOLDER = "PAGECAST_TRTLLM"
 FEW, MANY = range(16), range(16, 350)
 FRESH = range(60000, 60060)
 POLICIES = ("no-evict", "utilization")
+HELD_BACK = (39, 82, 88, 128, 216, 232)  # outputs end early, memory is short, and there is no overlap
 COPIES = {"no-evict": {281}, "utilization": {280}}
 """Seeds in which equal blocks are computed twice: TensorRT-LLM's tree has one of them, the core both."""
 
@@ -57,6 +58,34 @@ def test_every_step_of_many_random_scenarios_is_tensorrt_llms(policy):
     for seed, run in recorded(policy, MANY).items():
         if seed not in COPIES.get(policy, ()):
             check(policy, run)
+
+
+def running(run: Decisions) -> float:
+    """The mean number of requests that generate, until the last has ended."""
+    generating_us = sum(story.finish_us - story.first_token_us for story in run.served)
+    return generating_us / max(story.finish_us for story in run.served)
+
+
+@pytest.mark.parametrize("seed", HELD_BACK)
+def test_a_replay_with_max_tokens_loses_the_concurrency_that_tensorrt_llm_loses(seed):
+    """Outputs end before max_tokens: a replay knows where, and reserves for max_tokens nevertheless."""
+    run, spec = recorded("no-evict", MANY)[seed], specification(seed, "no-evict")
+    told = TrtllmServer(seed, spec, told=True).run()
+    assert not first_difference(told, run, "TensorRT-LLM")
+    for row in spec["requests"]:
+        row["output_tokens"] = row.pop("stop_after", row["output_tokens"])
+    assert running(run) < 0.98 * running(TrtllmServer(seed, spec).run())
+
+
+@pytest.mark.slow
+def test_replays_know_where_outputs_end_and_decide_as_tensorrt_llm():
+    equal = ended = 0
+    for seed, run in {**recorded("no-evict", FEW), **recorded("no-evict", MANY)}.items():
+        spec = specification(seed, "no-evict")
+        if any("stop_after" in row for row in spec["requests"]) and not spec["config"]["overlap"]:
+            ended += 1
+            equal += not first_difference(TrtllmServer(seed, spec, told=True).run(), run, "TensorRT-LLM")
+    assert equal == ended >= 37
 
 
 def test_the_recorded_scenarios_ask_for_what_is_compared():
