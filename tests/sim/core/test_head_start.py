@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pagecast.sim.core.cache_policy import EVICTIONS, CachePolicy
 from pagecast.sim.core.cache_rules import CacheRules
 from pagecast.sim.core.check import check
+from pagecast.sim.core.engines.registry import PROFILES
 from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventKind
@@ -275,3 +276,18 @@ def test_swapping_breaks_no_invariant(data: bytes, ids: bool) -> None:
 def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(BadInput, match="choose copy or take"):
         Limits(10, partial_reuse="both").check()
+
+
+def test_a_block_is_taken_over_before_the_blocks_of_the_whole_prompt_are_taken() -> None:
+    """TensorRT-LLM takes all blocks of a prompt at its admission, and computes chunks of it later."""
+    s = Scheduler(Limits(40, SIZE, 8, 4096, partial_reuse="copy"), PROFILES["trtllm-guaranteed-no-evict"])
+    assert run(s, request("a", [(1, 0, 33)])) == [(0, 0)]
+    each = request("b", [(1, 0, 29), (2, 0, 20)])
+    assert s.submit(each)
+    plan = s.plan(0)
+    assert plan is not None
+    assert (each.cached_tokens, each.partial_tokens) == (29, 5)
+    assert plan.used_blocks == 7
+    assert s.memory.partial_reuse.taken_blocks == 1
+    s.commit(plan)
+    check(s)
