@@ -140,6 +140,12 @@ def _check_blocks(memory: KvMemory, s: Scheduler) -> None:
     shared = sum(group.shared_blocks for group in memory.layers)
     _hold(shared == entries - memory.used_blocks, f"{shared} shared blocks, {entries} in all tables")
     _check_extents(pool, [*holders, *whole])
+    if pool.ledger is not None:
+        cached: Counter[str] = Counter()
+        for extent in whole:
+            if extent.key is not None:
+                cached[extent.tenant] += len(extent.blocks)
+        _hold(+pool.ledger.cached == cached, "what is cached of each tenant is counted wrong")
 
 
 def _check_holder(s: Scheduler, request: Request) -> None:

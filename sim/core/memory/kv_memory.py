@@ -360,6 +360,8 @@ class KvMemory(OffloadableMemory):
         return added - self.windows.freed_blocks(self.windows.leavers(requests, last))
 
     def head_start(self, request: Request, hit: Hit) -> HeadStart:
+        if not self.plain:
+            return NO_START  # blocks of some layers may have left a window
         if request.parent is not None and (tokens := self._fork_tokens(request, request.parent, hit)):
             return HeadStart(tokens, StartKind.FORK)
         tokens = min(request.swapped_tokens, request.known_tokens - 1) - hit.tokens

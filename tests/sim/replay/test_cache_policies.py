@@ -206,13 +206,14 @@ def test_models_with_windows_take_every_order(eviction: str) -> None:
         assert fast.summary["reused_prefix_tokens"] > 1.02 * plain["reused_prefix_tokens"]
 
 
-def test_tenants_of_models_with_windows_have_accounts_of_what_they_lose() -> None:
+@pytest.mark.parametrize("shares", ["*:weight=1", "*:blocks=500"])
+def test_tenants_of_models_with_windows_have_accounts_of_what_they_lose(shares: str) -> None:
     scenario = Scenario(
         model="openai/gpt-oss-20b",
         num_gpu_blocks=600,
         max_num_seqs=8,
         isolation="tenant",
-        tenants="*:weight=1",
+        tenants=shares,
         costs="roofline",
     )
     summary = replay(_of_tenants(100), scenario, check_every=50).summary
