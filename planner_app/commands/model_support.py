@@ -73,7 +73,7 @@ def _decisions(facts: ModelFacts) -> str:
         return f"not simulated: {error}"
     plain = "one group of layers" if layout.groups == 1 else f"{layout.groups} groups ({_groups(layout)})"
     reuse = (
-        "no prefix reuse: states are not cached"
+        "prefix reuse at states that were kept, as in vLLM 0.33"
         if any(spec.kind is KvKind.STATE for spec in layout.specs)
         else "prefix reuse as in vLLM"
     )

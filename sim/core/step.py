@@ -148,6 +148,7 @@ class Step:
         """For how many tokens a request needs blocks that computes its first `tokens`."""
         if not self._lookahead:
             return tokens
+        self._memory.step_end = tokens
         longest = self.limits.max_model_len
         return tokens + self._lookahead if longest is None else min(tokens + self._lookahead, longest)
 

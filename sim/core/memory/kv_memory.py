@@ -71,6 +71,8 @@ class KvMemory(OffloadableMemory):
         self.recomputes_block = False
         self._dropping: frozenset[GroupSpec] = frozenset()  # what leaves out the last block of a hit
         self.key_lookahead = 0
+        self.step_end = 0
+        self._looks_ahead = False
         self.partial_reuse: PartialReuse | None = None
         if limits.partial_reuse and limits.caching:
             copies = limits.partial_reuse == "copy"
@@ -217,8 +219,8 @@ class KvMemory(OffloadableMemory):
 
     def read_ahead(self, tokens: int) -> None:
         """Takes note that steps have room for so many tokens beyond their own, for what drafts read."""
+        self._looks_ahead = tokens > 0
         for group in self.layers:
-            group.lookahead = tokens
             group.key_lookahead = self.key_lookahead
 
     def leave_out_last_blocks(self) -> None:
@@ -300,7 +302,8 @@ class KvMemory(OffloadableMemory):
         blocks = 0
         for place, group in enumerate(self.layers):
             table = hit.tables[place] if hit.tables else None
-            blocks += group.needed(request, table, hit.tokens, tokens, capped=capped)
+            end = tokens if capped or not group.scattered else self._end(tokens)
+            blocks += group.needed(request, table, hit.tokens, end, capped=capped)
         return blocks
 
     def missing(self, request: Request, tokens: int) -> int:
@@ -316,8 +319,15 @@ class KvMemory(OffloadableMemory):
 
     def _missing(self, request: Request, by_group: list[Table], tokens: int) -> list[int]:
         """Blocks that tables lack so that the first `tokens` tokens have a place."""
-        groups = zip(self.layers, by_group, strict=True)
-        return [group.missing(request, table, tokens) for group, table in groups]
+        end = self._end(tokens)
+        return [
+            group.missing(request, table, end if group.scattered else tokens)
+            for group, table in zip(self.layers, by_group, strict=True)
+        ]
+
+    def _end(self, tokens: int) -> int:
+        """Where a step ends that needs room for `tokens` tokens."""
+        return min(tokens, self.step_end) if self._looks_ahead else tokens
 
     def may_find_more(self, request: Request, hit: Hit, *, coming: bool) -> bool:
         """Whether a waiting request's hit may grow while others only generate: it quotes one of them.
@@ -583,7 +593,7 @@ class KvMemory(OffloadableMemory):
             got = self.extents.take(blocks) if logs else taken[first : first + blocks]
             first += blocks
             if group.scattered:
-                group.arrange(request, table, got, tokens)
+                group.arrange(request, table, got, self._end(tokens))
             elif logs:
                 group.grow(request, table, got)
             else:

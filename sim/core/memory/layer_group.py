@@ -60,9 +60,7 @@ class LayerGroup:
         names_tails: bool = False,
     ) -> None:
         self.width = width
-        self.lookahead = 0  # tokens beyond a step's that it has room for, for what drafts read
         self.key_lookahead = 0  # tokens behind a block that its key covers
-        self.longest = limits.max_model_len
         self.just_stored: set[tuple[bytes | None, int]] = set()  # states that this step is to compute
         self.pool = pool
         self.log = pool.log

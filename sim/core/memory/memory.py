@@ -48,7 +48,8 @@ class Memory(Protocol):
     begins one, in all groups. `recomputes_block`: every hit leaves out its last block. `writers`:
     the requests that generate, by content; empty where commits publish.
     `partial_reuse`, `expiry`: what serves partly matching blocks, and retention that ends with time; None:
-    there is none. `untold`: why a watcher does not hear of all content; empty where it does.
+    there is none. `step_end`: the tokens that a step computes up to, where it asks for blocks of more for
+    what drafts read. `untold`: why a watcher does not hear of all content; empty where it does.
     """
 
     num_blocks: int
@@ -59,6 +60,7 @@ class Memory(Protocol):
     writers: OutputWriters
     partial_reuse: PartialReuse | None
     expiry: Expiry | None
+    step_end: int
     untold: str
 
     # ---- set-up

@@ -61,7 +61,15 @@ class StateGroup(LayerGroup):
     # ---- how many blocks
 
     def missing(self, request: Request, table: Table | None, tokens: int) -> int:
-        return self._taken(request, table, self._main(request, tokens))
+        """Those of a step that ends at token `tokens`; below 0 where draft tokens were rejected."""
+        assert table is None or isinstance(table, StateTable)
+        blocks = self.spec.blocks_of(tokens) - (0 if table is None else table.places)
+        if blocks <= 0:
+            return blocks
+        started = table is not None and table.started
+        start = request.computed_tokens
+        exports = self._exports(request) and self._exported(request, table, start, tokens) is not None
+        return min(blocks, 1 + exports + (0 if started else self.spec.drafts))
 
     def still_needed(self, table: Table | None, tokens: int) -> int:
         """No more than one step takes: what leaves makes room for what comes."""
@@ -71,7 +79,6 @@ class StateGroup(LayerGroup):
     def needed(
         self, request: Request, hit: TableHit | None, hit_tokens: int, tokens: int, *, capped: bool
     ) -> int:
-        main = tokens if capped else self._main(request, tokens)
         places = 0 if hit is None else hit.places
         idle = 0
         if hit is not None and hit.parts:
@@ -79,32 +86,11 @@ class StateGroup(LayerGroup):
             idle = not extent.holders
             if (extent.key, extent.number + low * extent.units) in self.just_stored:
                 return self.pool.num_blocks + 1  # the step that computes the state is still to come
-        exports = self._exported(request, None, hit_tokens, main) is not None
-        blocks = self.spec.blocks_of(main) - places
+        exports = self._exported(request, None, hit_tokens, tokens) is not None
+        blocks = self.spec.blocks_of(tokens) - places
         if blocks > 0:
             blocks = min(blocks, 1 + exports + self.spec.drafts)
         return blocks + idle
-
-    def _main(self, request: Request, tokens: int) -> int:
-        """The tokens of a step, of those that it needs room for: none are kept for what drafts read."""
-        if not self.lookahead:
-            return tokens
-        main = tokens - self.lookahead
-        if tokens == self.longest:  # the room is bounded, and perhaps the step is not
-            wanted = request.known_tokens + request.in_flight_tokens + request.drafts
-            main = max(main, min(wanted, tokens - 1))
-        return main
-
-    def _taken(self, request: Request, table: Table | None, main: int) -> int:
-        """Blocks that a step takes which ends at token `main`; below 0 where draft tokens were rejected."""
-        assert table is None or isinstance(table, StateTable)
-        blocks = self.spec.blocks_of(main) - (0 if table is None else table.places)
-        if blocks <= 0:
-            return blocks
-        started = table is not None and table.started
-        start = request.computed_tokens
-        exports = self._exports(request) and self._exported(request, table, start, main) is not None
-        return min(blocks, 1 + exports + (0 if started else self.spec.drafts))
 
     def _exports(self, request: Request) -> bool:
         """Whether a request computes chunks, so that its computed tokens are known."""
@@ -158,12 +144,11 @@ class StateGroup(LayerGroup):
     def arrange(self, request: Request, table: Table, blocks: array[int], tokens: int) -> None:
         """Gives a table the blocks of its next chunk, which ends at token `tokens`."""
         assert isinstance(table, StateTable)
-        main = self._main(request, tokens)
         drafts = self.spec.drafts
-        places = self.spec.blocks_of(main)
+        places = self.spec.blocks_of(tokens)
         table.exported = None
         if self._exports(request):
-            table.exported = self._exported(request, table, request.computed_tokens, main)
+            table.exported = self._exported(request, table, request.computed_tokens, tokens)
         before = table.places
         if places > before or table.exported is not None:
             skipped = places - drafts - 1 - (table.exported is not None)

@@ -57,6 +57,7 @@ class RadixMemory(Memory):
         self.crossing_blocks = 1
         self.partial_reuse: PartialReuse | None = None
         self.expiry: Expiry | None = None
+        self.step_end = 0
         self.untold = "content is in a radix tree, not in blocks"
         self.free = limits.num_blocks
         self.tree = RadixTree(leaf_order(order))
