@@ -108,6 +108,9 @@ def _trace(own: Session) -> dict[str, Any]:
         MOST_REQUESTS,
         help="as load tools send them: the next when one ends, whatever the trace's times; 0: at its times",
     )
+    if values["concurrency"]:
+        about = "until so many are sent at a time"
+        values |= _bound(st.number_input, "concurrency_ramp", "Ramp, seconds", 0.0, 1e6, help=about)
     values |= _bound(
         st.slider,
         "max_tokens",
@@ -117,6 +120,10 @@ def _trace(own: Session) -> dict[str, Any]:
         step=0.5,
         help="most tokens that a request may generate: SGLang and TensorRT-LLM reserve memory for it",
     )
+    about = "all requests again, when all have ended; the last time is measured"
+    values |= _bound(st.number_input, "repeat_prompts", "Times that all are sent", 1, 20, help=about)
+    about = "copies of the first request, before measuring"
+    values |= _bound(st.number_input, "warmup", "Warm-up requests", 0, MOST_REQUESTS, help=about)
     return values | _bound(
         st.number_input,
         "requests",
@@ -191,11 +198,21 @@ def _made() -> dict[str, Any]:
     values |= _bound(st.text_input, "m_turns", "Turns of a conversation", help=length)
     if values["m_turns"] != MADE["m_turns"]:
         values |= _bound(st.text_input, "m_turn_delay", "Seconds between turns", help=length)
+    else:
+        about = "so many, sent over and over; 0: all are different"
+        values |= _bound(
+            st.number_input, "m_distinct_prompts", "Different prompts", 0, MOST_REQUESTS, help=about
+        )
     about = "0: all at once, or as fast as the requests at a time allow"
     values |= _bound(st.number_input, "m_request_rate", "Requests per second", 0.0, 1e6, help=about)
     if values["m_request_rate"]:
         about = "shape of the gamma law of times between requests: below 1 in bursts, 1 Poisson"
         values |= _bound(st.number_input, "m_burstiness", "Burstiness", 0.01, 1e6, help=about)
+        values |= _bound(st.number_input, "m_burst_size", "Requests that come at once", 1, MOST_REQUESTS)
+        about = "the rate grows to this one, linearly; 0: it stays"
+        values |= _bound(
+            st.number_input, "m_ramp_up_end_rps", "Requests per second at the end", 0.0, 1e6, help=about
+        )
     return values
 
 

@@ -32,7 +32,10 @@ LOAD: dict[str, Value] = {
     "requests": AT_ONCE,
     "rate": 1.0,
     "concurrency": 0,
+    "concurrency_ramp": 0.0,
     "max_tokens": 1.0,
+    "repeat_prompts": 1,
+    "warmup": 0,
     "slo": "ttft_p99<2s,tpot_p99<50ms",
     "prices": "",
 }
@@ -51,12 +54,21 @@ MADE: dict[str, Value] = {
     "m_range_ratio": 0.0,
     "m_prefix_len": 0,
     "m_num_prefixes": 1,
+    "m_distinct_prompts": 0,
     "m_turns": "1",
     "m_turn_delay": "0",
     "m_request_rate": 5.0,
     "m_burstiness": 1.0,
+    "m_burst_size": 1,
+    "m_ramp_up_end_rps": 0.0,
 }
-_NEEDED = {"m_num_prefixes": "m_prefix_len", "m_turn_delay": "m_turns", "m_burstiness": "m_request_rate"}
+# Of a load whatever makes its requests; 0 and 1, as they are not given, change nothing.
+_SENT = ("concurrency", "concurrency_ramp", "repeat_prompts", "warmup")
+_NEEDED = {
+    "m_num_prefixes": "m_prefix_len",
+    "m_turn_delay": "m_turns",
+    **dict.fromkeys(("m_burstiness", "m_burst_size", "m_ramp_up_end_rps"), "m_request_rate"),
+}
 NO_SPECULATION = "none"
 SPECULATION: dict[str, Value] = {
     "spec_method": NO_SPECULATION,
@@ -123,7 +135,9 @@ class PageView:
     def load(self) -> Load:
         """How requests are sent, and what they are like where a load makes them. Errors: BadInput."""
         most = None if self["max_tokens"] == 1 else f"{_text(self['max_tokens'])}x"
-        fields = {"concurrency": self["concurrency"] or None, "max_tokens": most}
+        fields = {name: self[name] for name in _SENT if self[name] != DEFAULTS[name]} | {"max_tokens": most}
+        if not self["concurrency"]:
+            fields.pop("concurrency_ramp", None)
         return make_load(fields | (self._made() if self["trace"] == LOAD_TOOL else {}), "view")
 
     def _made(self) -> dict[str, Value]:
@@ -135,6 +149,9 @@ class PageView:
         fields = {name.removeprefix("m_"): self[name] for name in MADE if name in given - without}
         if "request_rate" in fields:
             fields["request_rate"] = self["m_request_rate"] * self["rate"] or None
+        if "ramp_up_end_rps" in fields:
+            fields["ramp_up_end_rps"] = self["m_ramp_up_end_rps"] * self["rate"]
+            fields |= {"ramp_up_strategy": "linear", "ramp_up_start_rps": fields.pop("request_rate")}
         if "range_ratio" in fields:
             fields["range_ratio"] = _text(self["m_range_ratio"])
         return {**fields, "num_prompts": self["requests"]}
@@ -172,7 +189,7 @@ class PageView:
 
     def trace_key(self) -> tuple[Value, ...]:
         """The part of a view that its trace depends on: equal keys, equal traces."""
-        names = ["trace", "requests", "rate", "concurrency", "max_tokens"]
+        names = ["trace", "requests", "rate", "max_tokens", *_SENT]
         if self.load().given():
             names += ["seed"]
         if self["trace"] == GENERATED:

@@ -163,6 +163,8 @@ _VIEWS = [
     {"trace": GENERATED, "g_rate": 7.5, "g_cv": 2.0, "g_output": 50, "gpu": "A100 80GB", "seed": 5},
     {"trace": GENERATED, "g_turns": 3, "g_system": 500, "rate": 1.5, "engine": "nano-vllm"},
     {"trace": "load", "m_input_len": "uniform:50-500", "m_prefix_len": 64, "m_num_prefixes": 3, "rate": 2.0},
+    {"trace": "load", "m_distinct_prompts": 20, "m_burst_size": 4, "m_ramp_up_end_rps": 9.0, "rate": 2.0},
+    {"trace": "chat", "concurrency": 6, "concurrency_ramp": 3.0, "warmup": 2, "repeat_prompts": 2},
     {"trace": "load", "m_turns": "3", "m_turn_delay": "0.5", "m_request_rate": 0.0, "concurrency": 9},
     {"trace": "chat", "free_gpu_memory_fraction": 0.95, "async_scheduling": False, "max_model_len": 6000},
     {"trace": "chat", "num_gpu_blocks": 900},
@@ -408,6 +410,7 @@ def test_a_load_is_made_by_its_fields_and_told_what_is_wrong_with_it(app):
     test = app(trace="load", requests=30, m_input_len="uniform:50-100", m_turns="2")
     assert test.metric and not test.exception
     assert test.text_input(key="m_turn_delay") and test.number_input(key="m_burstiness")
+    assert test.number_input(key="m_burst_size") and test.number_input(key="warmup")
     test.text_input(key="m_input_len").input("long").run()
     assert not test.exception
     told = [box.value for box in (*test.error, *test.warning)]
