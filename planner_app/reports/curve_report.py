@@ -24,7 +24,7 @@ def curve_report(curve: Curve) -> str:
     ]
     sections = [
         Section(
-            "Throughput against latency",
+            "By concurrency",
             [picture(points), HtmlTable("", HEADER, [point.row for point in points])],
         ),
         scenario_section(result.scenario, str(result.summary["costs"])),

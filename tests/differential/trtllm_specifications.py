@@ -17,10 +17,13 @@ POLICIES = {
     "utilization": "MAX_UTILIZATION",
     "static": "STATIC_BATCH",
 }
+STOPPING = {"exact-tokens": 1, "max-tokens": 4}  # how many times its output a request may generate
 
 
 def specification(seed: int, policy: str) -> Spec:
-    """The scenario of a seed under one of `POLICIES`."""
+    """The scenario of a seed under one of `POLICIES`, or of `STOPPING`, where blocks are reserved."""
+    if policy in STOPPING:
+        return TrtllmDraw(3_000_000 + seed).stopping(STOPPING[policy], overlap=bool(seed % 2))
     return TrtllmDraw(2_000_000 + seed).trtllm(POLICIES[policy])
 
 
@@ -51,3 +54,25 @@ class TrtllmDraw(Draw):
             "overlap": self.chance(50),
         }
         return {"config": config, "cost": base["cost"], "requests": requests}
+
+    def stopping(self, longer: int, *, overlap: bool) -> Spec:
+        """Requests that may generate `longer` times what they do, in memory for about twenty of them."""
+        requests: list[dict[str, Any]] = []
+        for _ in range(100):
+            output = self.between(20, 60)
+            row = {"arrival_us": 0, "input_tokens": self.between(30, 90), "output_tokens": longer * output}
+            requests.append(row | ({"stop_after": output} if longer > 1 else {}))
+        block = self.choice(8, 32)
+        config = {
+            "block_size": block,
+            "usable_blocks": 2000 // block,
+            "max_batch_size": 64,
+            "max_num_tokens": 512,
+            "policy": POLICIES["no-evict"],
+            "chunked_context": True,
+            "chunking": "FIRST_COME_FIRST_SERVED",
+            "enable_block_reuse": True,
+            "overlap": overlap,
+        }
+        cost = {"step_us": 5000, "token_us": 10, "context_ns": 100}
+        return {"config": config, "cost": cost, "requests": requests}
