@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from pagecast.planner_app.planner.capacity.options import PlanOptions
 from pagecast.planner_app.planner.capacity.planning import plan
@@ -77,8 +77,18 @@ def test_early_stops_change_no_answer(case):
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
-@given(plans())
-def test_early_stops_change_no_answer_of_300_plans(case):
-    early, whole = stopped_early_and_not(case)
-    assert early == whole
+@pytest.mark.parametrize("part", range(6))
+def test_early_stops_change_no_answer_of_300_plans(part):
+    plans_that_agree = 0
+
+    @seed(part)
+    @settings(max_examples=50, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(plans())
+    def agree(case):
+        nonlocal plans_that_agree
+        early, whole = stopped_early_and_not(case)
+        assert early == whole
+        plans_that_agree += 1
+
+    agree()
+    assert plans_that_agree >= 50
