@@ -747,10 +747,7 @@ class KvMemory(OffloadableMemory):
         self.writers.remove(request)  # nothing of it is made up for later
         self._explicit.pop(request, None)
         for group, table in zip(self.layers, self._dealt(tables), strict=True):
-            full = tokens // group.spec.block_size
-            if table.stored > full:
-                self.extents.withdraw(table, full)
-                table.stored = table.places - len(table.tail) // table.width
+            group.withdraw(table, tokens // group.spec.block_size)
         tables.published = min(tables.published, tokens)
 
     def release(self, request: Request) -> None:

@@ -303,6 +303,12 @@ class LayerGroup:
                 place = end
             segment += 1
 
+    def withdraw(self, table: Table, full: int) -> None:
+        """Makes the rows after the first `full` places unfindable, but for those that others hold too."""
+        if table.stored > full:
+            self.pool.withdraw(table, full)
+            table.stored = table.places - len(table.tail) // table.width
+
     def _rename(self, block: int) -> None:
         """Tells that a block loses the name that it had while its own key was not known."""
         if self.pool.tails.pop(block, None) is None:

@@ -189,6 +189,9 @@ class StateGroup(LayerGroup):
 
     # ---- publishing
 
+    def withdraw(self, table: Table, full: int) -> None:
+        """Leaves states findable: no hit goes beyond what the layers have that keep every token."""
+
     def full(self, table: Table, tokens: int, computed: int) -> int:
         """The last place whose state can be found; there are more to publish once a step has ended."""
         return tokens // self._size

@@ -251,6 +251,23 @@ def test_lfu_keeps_what_more_requests_reused_and_segments_do_not() -> None:
     assert kept == {"slru": 0, "lfu": 20}
 
 
+@pytest.mark.parametrize("groups", [(FULL, WINDOW), (FULL, CACHED)], ids=["window", "states"])
+def test_nothing_is_found_of_a_step_that_failed(groups: tuple[GroupSpec, ...]) -> None:
+    s = scheduler(*groups, version="0.33")
+    one = request("0", 1, 21, 4)
+    s.submit(one)
+    plan = s.plan(0)
+    assert plan is not None
+    s.commit(plan, Outcome(failed=(("0", "broken"),)))
+    check(s)
+    again = request("1", 1, 21, 4)
+    serve(s, again)
+    assert again.cached_tokens == 0
+    third = request("2", 1, 21, 4)
+    serve(s, third)
+    assert third.cached_tokens > 0
+
+
 def test_reused_blocks_beyond_the_protected_share_give_way_as_others() -> None:
     s = scheduler(FULL, WINDOW, blocks=40, eviction="slru")
     pool = s.memory.extents
