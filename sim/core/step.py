@@ -399,7 +399,7 @@ class Step:
 
         `had_turn`: it had its token, or its chunk, in this step already, and gives it back.
         """
-        if self.in_turn and had_turn and request.state is State.DECODE:
+        if self.in_turn and had_turn and request.state is State.DECODE and not self.drafting:
             self.turns -= 1
         self.lifecycle.preempt(request, had_turn=had_turn)
         self.left_out.discard(request)

@@ -47,6 +47,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "recurrent": (HYBRID, RECURRENT),
     "recurrent-cancelled": (HYBRID, RECURRENT, "cancelled"),
     "recurrent-speculation": (HYBRID, RECURRENT, "speculation"),
+    "recurrent-events": (HYBRID, RECURRENT, EVENTS),
+    "recurrent-mixed": (HYBRID, RECURRENT, "speculation", "keys"),
+    "recurrent-tuned": (HYBRID, RECURRENT, "tuned"),
     "failing": ("failing",),
     "unreadable": ("unreadable",),
 }

@@ -215,6 +215,7 @@ def test_a_long_request_fits_a_window_that_its_whole_length_would_not() -> None:
     [
         ((STATE,), 4, False, "one must keep KV per token"),
         ((FULL, STATE), 4, True, "turn enable_prefix_caching off"),
+        ((FULL, CACHED), 4, True, r"vLLM 0\.24, but for 0\.33; turn enable_prefix_caching off"),
         ((FULL, GroupSpec(KvKind.WINDOW, 6, 5)), 4, True, "block_size 4 does not divide"),
         ((GroupSpec(KvKind.FULL, 8), CHUNK), 4, True, "one block size in all KV groups"),
         ((GroupSpec(KvKind.WINDOW, 4),), 4, True, "a window of at least 1 token"),

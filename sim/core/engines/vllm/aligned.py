@@ -4,7 +4,7 @@ A state is kept where a chunk ends, so chunks end at the ends of blocks: at the 
 end, unless the kernel exports that state within the chunk, and where a prefix ends that other layers had
 found. A chunk that would not reach the end of a block waits for a step that has room for it.
 
-Source: vllm/v1/core/sched/scheduler.py, `Scheduler._mamba_block_aligned_split` (0.24 and 0.33).
+Source: vllm/v1/core/sched/scheduler.py, `Scheduler._mamba_block_aligned_split` (0.33).
 """
 
 from __future__ import annotations
@@ -23,29 +23,22 @@ def caches_states(groups: tuple[GroupSpec, ...]) -> bool:
 
 
 class ChunkEnds:
-    """The ends of chunks. `strict`: as since 0.26, where a chunk that begins within a block ends with it."""
+    """The ends of chunks."""
 
-    def __init__(self, limits: Limits, settings: VllmSettings, memory: KvMemory, *, strict: bool) -> None:
+    def __init__(self, limits: Limits, settings: VllmSettings, memory: KvMemory) -> None:
         self._memory = memory
         self._size = limits.block_size
-        self._strict = strict
         step = settings.max_num_scheduled_tokens
         self._longest = limits.max_num_batched_tokens if step is None else step
         if settings.long_prefill_token_threshold:
             self._longest = min(self._longest, settings.long_prefill_token_threshold)
         self._groups = [group for group in memory.layers if isinstance(group, StateGroup)]
-        self._drops = int(memory.recomputes_block and not memory.key_lookahead)
 
-    def fit(self, request: Request, start: int, tokens: int, hit_tokens: int | None = None) -> int:
-        """How many of `tokens` tokens from `start` on a request computes; 0: it waits.
-
-        `hit_tokens`: the prefix hit of a request that joins.
-        """
+    def fit(self, request: Request, start: int, tokens: int) -> int:
+        """How many of `tokens` tokens from `start` on a request computes; 0: it waits."""
         prompt_end = max(request.prompt_tokens, request.known_tokens - 1)
         if start >= prompt_end:
             return tokens
-        if not self._strict:
-            return self._fit_first(request, start, tokens, hit_tokens)
         size = self._size
         end = start + tokens
         last = self._groups[0].last_end(request.known_tokens)
@@ -63,20 +56,3 @@ class ChunkEnds:
         if start < junction < end:
             stops.append(start + (junction - start) // size * size)
         return max(min([stop for stop in stops if start < stop < end], default=end) - start, 0)
-
-    def _fit_first(self, request: Request, start: int, tokens: int, hit_tokens: int | None) -> int:
-        """The rule of 0.24."""
-        size = self._size
-        last = request.known_tokens // size * size
-        if self._drops:
-            last = max(last - size, 0)
-        end = start + tokens
-        if end < last:
-            tokens = tokens // size * size
-        elif start < last < end:
-            tokens = last - start
-        if hit_tokens is not None:
-            common = self._memory.junction(request) - hit_tokens
-            if size <= common < tokens:
-                tokens = common // size * size
-        return tokens

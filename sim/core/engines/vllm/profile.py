@@ -101,6 +101,11 @@ class VllmProfile(Profile):
     def check(self, limits: Limits, drafter: Drafter | None = None) -> None:
         """Errors: BadInput for settings that this version does not have, or that leave prompts waiting."""
         super().check(limits, drafter)
+        if caches_states(limits.groups) and not self.rules.finds_states:
+            raise BadInput(
+                f"prefix caching of recurrent states is not simulated for vLLM {self.version}, but for "
+                f"{VERSIONS[-1]}; turn enable_prefix_caching off"
+            )
         settings = limits.settings(VllmSettings())
         settings.check_version(self.version)
         tokens = settings.max_num_scheduled_tokens
@@ -176,8 +181,7 @@ class VllmProfile(Profile):
         if scattered:
             assert isinstance(lifecycle.memory, KvMemory) and tuning is not None
             lifecycle.memory.read_ahead(0 if drafter is None else drafter.lookahead)
-            strict = self.rules.windows.leaves_computed
-            tuning.ends = ChunkEnds(limits, settings, lifecycle.memory, strict=strict)
+            tuning.ends = ChunkEnds(limits, settings, lifecycle.memory)
         if scattered or (settings.prefill_schedule_interval > 1 and self.rules.keeps_interval):
             parts = parts._replace(stride=SingleSteps(lifecycle, lifecycle.memory, parts.step))
         return parts

@@ -144,7 +144,7 @@ class TunedPass(WaitingPass):
             tokens = min(tokens, longest)
         if tuning.ends is not None and tokens:
             padded = tokens > remaining
-            fitting = tuning.ends.fit(request, done, tokens, done)
+            fitting = tuning.ends.fit(request, done, tokens)
             tokens = 1 if padded and 0 < fitting < tokens else fitting
         if request.items and tuning.encoder is not None:
             tokens = tuning.encoder.fit(request, done, tokens)
