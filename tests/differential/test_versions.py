@@ -66,12 +66,6 @@ SETTINGS = (
 )
 # See the README.
 NOT_EQUAL = {("0.26.0", "mixed-stops"), ("0.26.0", "mixed-disk")}  # not compared
-DIFFERENT = {
-    ("0.31.0", "mixed-offloading", 19),
-    ("0.31.0", "hybrid-disk", 18),
-    ("0.31.0", "mixed-disk", 0),
-    *(("0.33.0", "disk-events", seed) for seed in (8, 9, 13, 17, 18, 22, 24, 38)),
-}
 
 
 def families() -> list[tuple[str, str]]:
@@ -86,12 +80,14 @@ def families() -> list[tuple[str, str]]:
 
 
 def recorded(version: str, name: str, *, few: bool) -> Iterator[Decisions]:
-    """Recorded runs of a family: the first, or the others. Only these are unpacked."""
+    """Recorded runs of a family: the first, or the others. Only these are unpacked.
+
+    Scenarios that once differed stand first: 139 of `mixed-disk` (a load leaves room for drafts of prompts
+    that its step completes) and 22 of `disk-events` (promotions taken note of at the end of a step).
+    """
     first = _few(version, name)
     runs = kept(version, name, LAST)
-    for run in islice(runs, first) if few else islice(runs, first, None):
-        if (version, name, run.seed) not in DIFFERENT:
-            yield run
+    yield from islice(runs, first) if few else islice(runs, first, None)
 
 
 def _few(version: str, name: str) -> int:

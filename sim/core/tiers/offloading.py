@@ -12,12 +12,11 @@ changed is in `OffloadRules`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.events import EventKind, EventLog
-from pagecast.sim.core.kv_events import KvEventStream
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.memory import OffloadableMemory
 from pagecast.sim.core.plan import Chunk, Transfer
@@ -226,13 +225,21 @@ class Offloading:
         """A request whose load has ended runs from now on, or waits without blocks."""
         self.holders.pop(request, None)
 
-    def reserved_blocks(self, max_model_len: int | None, *, drafts: int = 0, beside: int = 0) -> int:
+    def reserved_blocks(
+        self,
+        max_model_len: int | None,
+        completed: Mapping[Request, None],
+        *,
+        drafts: int = 0,
+        beside: int = 0,
+    ) -> int:
         """Blocks that requests with chunks to come, and those that loaded or load, will still take.
 
-        `drafts`: so many draft tokens of each are counted, too. `beside`: as are so many blocks.
+        `completed`: so will these, of which the plan in the making computes the rest. `drafts`: so many draft
+        tokens of each are counted, too. `beside`: as are so many blocks.
         """
         reserved = 0
-        for request in (*self.holders, *self._running.chunked):
+        for request in {**self.holders, **self._running.chunked, **completed}:
             if request.state is not State.DECODE:
                 tokens = request.known_tokens
                 if max_model_len is not None and tokens > max_model_len:
@@ -265,8 +272,7 @@ class Offloading:
                 transfers.append(transfer)
         if self._endings:
             transfers += self._store_endings()
-        if self._log.kv is not None and self.host.changes:
-            self._tell(self._log.kv)
+        self._tell_changes()
         return transfers
 
     def _storing(self, chunks: Sequence[Chunk], decodes: Sequence[Request]) -> list[tuple[Request, int]]:
@@ -614,8 +620,7 @@ class Offloading:
             if job is not None:
                 self._finish(job, failed=number in lost)
         self._watched.relax(noting=bool(self._endings))
-        if self._log.kv is not None and self.host.changes:
-            self._tell(self._log.kv)
+        self._tell_changes()
         if self._lookup.names.many:
             self._lookup.names.sweep(self._names_in_use())
 
@@ -655,9 +660,12 @@ class Offloading:
         if not progress.jobs and (progress.ended if self.rules.stores_endings else not request.alive):
             del self._progress[request]
 
-    def _tell(self, kv: KvEventStream) -> None:
-        """Hands the changes of the host's content on as KV events."""
-        changes, self.host.changes = self.host.changes or [], []
+    def _tell_changes(self) -> None:
+        """Hands the changes of the host's content on as KV events, where these are kept."""
+        kv = self._log.kv
+        if kv is None or not self.host.changes:
+            return
+        changes, self.host.changes = self.host.changes, []
         for names, added in changes:
             keys = [self._lookup.names.block_key(name) for name in names]
             if added:

@@ -76,6 +76,7 @@ class TieredOffloading(Offloading):
         transfers = super().stores(chunks, decodes, newcomers, preempted=preempted)
         if self.rules.polls_stores:
             self._begin_promotions()
+            self._tell_changes()
         self._log_ended()
         return transfers
 

@@ -49,6 +49,8 @@ class WaitingPass:
         # Whether an admission that the rule allows may still lack room now.
         self._checks_room = step.drafting or bool(step.limits.groups)
         self._gates: list[Gate] = []
+        # Requests whose prompts this plan completes: they count as prefills until the plan is made.
+        self._completed: dict[Request, None] = {}
         self._lasting = True  # whoever was passed over is, until a request comes or goes
 
     def run(self) -> None:
@@ -62,6 +64,8 @@ class WaitingPass:
         self._lasting = True
         if self.aside:
             self.aside = []
+        if self.offloading is not None:
+            self._completed = dict(step.running.joining)
         if step.gated:
             self._gates = gates_of(step, self.rules)
         running = step.running.requests
@@ -141,16 +145,16 @@ class WaitingPass:
 
     def _reserved_blocks(self, offloading: Offloading) -> int:
         """Blocks that a load leaves to others, and to its own drafts."""
-        limits = self.step.limits
+        limits, completed = self.step.limits, self._completed
         drafts = self.step.draft_step if self.rules.offload.reserves_drafts else 0
         if not drafts:
-            return offloading.reserved_blocks(limits.max_model_len)
+            return offloading.reserved_blocks(limits.max_model_len, completed)
         if self.rules.offload.reserves_drafts == 1:
             own = -(-drafts // (aligned_tokens(limits.groups) if limits.groups else limits.block_size))
-            return offloading.reserved_blocks(limits.max_model_len, beside=own) + own
+            return offloading.reserved_blocks(limits.max_model_len, completed, beside=own) + own
         sizes = [group.block_size for group in limits.groups] or [limits.block_size]
         own = sum(-(-drafts // size) for size in sizes)
-        return offloading.reserved_blocks(limits.max_model_len, drafts=drafts) + own
+        return offloading.reserved_blocks(limits.max_model_len, completed, drafts=drafts) + own
 
     def _admit(self, request: Request, hit: Hit) -> bool:
         step = self.step
@@ -189,6 +193,7 @@ class WaitingPass:
         if memory.missing(request, step.with_lookahead(done + tokens)) > memory.free_blocks - self.margin():
             return self._wait()
         step.admit_loaded(request)
+        self._completed[request] = None
         self._run(request, tokens, NO_START)
         return True
 
