@@ -62,6 +62,11 @@ class GroupSpec:
         """The rules of its kind."""
         return KINDS[self.kind]
 
+    @property
+    def kind_name(self) -> str:
+        """The kind in vLLM's vocabulary, which calls recurrent states of both kinds `mamba`."""
+        return KvKind.STATE.value if self.rules.sparse else self.kind.value
+
     def skipped_tokens(self, computed: int) -> int:
         """Tokens, from the start, that no layer of the group reads once `computed` tokens are computed."""
         return KINDS[self.kind].skipped_tokens(self, computed)

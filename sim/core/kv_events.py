@@ -113,7 +113,7 @@ class KvEventStream:
                 spec.block_size,
                 lora_name=request.adapter or None,
                 group_idx=group,
-                kv_cache_spec_kind=spec.kind.value,
+                kv_cache_spec_kind=spec.kind_name,
                 kv_cache_spec_sliding_window=spec.window if spec.kind is KvKind.WINDOW else None,
             )
         )
@@ -131,7 +131,7 @@ class KvEventStream:
                 keys.block_size,
                 lora_name=request.adapter or None,
                 group_idx=group,
-                kv_cache_spec_kind=spec.kind.value,
+                kv_cache_spec_kind=spec.kind_name,
             )
         )
 

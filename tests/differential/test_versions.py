@@ -63,6 +63,9 @@ SETTINGS = (
     "encoder-tuned",
     "hybrid-encoder",
     "hybrid-drafter",
+    "recurrent-events",
+    "recurrent-mixed",
+    "recurrent-tuned",
 )
 # See the README.
 NOT_EQUAL = {("0.26.0", "mixed-stops"), ("0.26.0", "mixed-disk")}  # not compared

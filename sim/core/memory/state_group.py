@@ -203,11 +203,19 @@ class StateGroup(LayerGroup):
         self, request: Request, table: Table, full: int, parts: list[Part], boundaries: Sequence[int]
     ) -> None:
         assert isinstance(table, StateTable)
-        stored = table.stored
+        first = table.stored
         table.stored = full
-        for number, place in enumerate(table.at):
-            if stored <= place < full and self._is_reachable(place, boundaries):
-                self._store(request, table, number, place)
+        numbers = [
+            number
+            for number, place in enumerate(table.at)
+            if first <= place < full and self._is_reachable(place, boundaries)
+        ]
+        if self.log.kv is not None:
+            places = [table.at[number] for number in numbers]
+            blocks = [block for number in numbers for block in table.held[number][0].blocks]
+            self.log.kv.stored(request, first, full, places, blocks, self.index, self.spec)
+        for number in numbers:
+            self._store(request, table, number, table.at[number])
 
     def _store(self, request: Request, table: StateTable, number: int, place: int) -> None:
         """Makes the state of a block findable, as that at the end of the block at `place`."""
@@ -218,8 +226,6 @@ class StateGroup(LayerGroup):
         end = (place + 1) * self._units - 1
         key = keys.digests[segment_of(keys, end)] + self.mark
         log = self.log
-        if log.kv is not None:
-            log.kv.stored(request, place, place + 1, [place], list(extent.blocks), self.index, self.spec)
         if log.events is not None:
             log.add(EventKind.STORED, request.id, extent.blocks.tolist(), group=self.index)
         one = Table(self.pool.nothing, self.width)

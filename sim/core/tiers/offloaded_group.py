@@ -62,7 +62,7 @@ def offloaded_groups(
     specs = limits.groups or (GroupSpec(KvKind.FULL, limits.block_size),)
     for spec in specs:
         if not spec.rules.offloaded:
-            raise BadInput(f"KV offloading does not serve layers of {spec.kind.value}")
+            raise BadInput(f"KV offloading does not serve layers of {spec.kind_name}")
     if factor > 1 and len({spec.block_size for spec in specs}) > 1:
         raise BadInput("offloaded blocks of several device blocks need one block size in all KV groups")
     full = {spec.block_size * factor for spec in specs if spec.rules.keeps_all}

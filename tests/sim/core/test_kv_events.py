@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pagecast.sim.core.engines.vllm.profile import vllm
 from pagecast.sim.core.group_spec import GroupSpec, KvKind
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, KvEventStream
@@ -85,6 +86,18 @@ def test_events_of_hybrid_models_name_the_group_and_what_it_keeps() -> None:
     assert (full.group_idx, full.kv_cache_spec_kind) == (0, "full_attention")
     assert (window.group_idx, window.kv_cache_spec_kind) == (1, "sliding_window")
     assert window.kv_cache_spec_sliding_window == 8
+
+
+def test_cached_states_are_told_of_under_vllms_name_for_them() -> None:
+    stream = KvEventStream()
+    groups = (GroupSpec(KvKind.FULL, SIZE), GroupSpec.checkpoints(SIZE))
+    s = Scheduler(Limits(40, SIZE, 8, 64, groups=groups), vllm("0.33"), kv_events=stream)
+    serve(s, request("0", 1, 9, 1))
+    full, states = stream.take()[:2]
+    assert isinstance(full, BlockStored) and isinstance(states, BlockStored)
+    assert (states.group_idx, states.kv_cache_spec_kind) == (1, "mamba")
+    assert states.block_hashes == full.block_hashes[1:]  # one state for both blocks
+    assert states.token_count == full.token_count == 2 * SIZE
 
 
 def test_a_stream_changes_no_decision() -> None:
