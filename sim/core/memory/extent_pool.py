@@ -101,7 +101,8 @@ class ExtentPool:
         self.tails: dict[int, set[int]] = {}  # blocks by further names (see `LayerGroup.name_tail`)
         self.nothing = self.blanks[:0]  # an empty sequence of blocks, never changed
         self.owed = 0
-        self._most_owed = 0 if numbered else num_blocks // 8  # bounds what is kept though it was evicted
+        lazy = not (numbered or self._heard) and blanks_first
+        self._most_owed = num_blocks // 8 if lazy else 0  # bounds what is kept though it was evicted
         self.begun = self.no_blocks()
         self.unbroken: list[Extent] = []  # extents in `begun` whose rows are all there, the next one last
         self.broken: list[Extent] = []  # rows in `begun` that lack a block: no hit finds them

@@ -93,17 +93,19 @@ class KvMemory(OffloadableMemory):
         self._traced = rooted or ledger is not None  # whether extents know who wrote them
         # What is logged, offloaded or ranked is so group by group; otherwise equal groups go together.
         together = not self._traced and log.events is None and limits.host is None and eviction.blanks_first
+        if log.events is not None or limits.host is not None or self.partial_reuse is not None:
+            numbered = True
         self.extents = (
             ExtentPool(
                 limits.num_blocks,
                 log,
-                numbered=numbered or not together,
+                numbered=numbered,
                 blanks_first=eviction.blanks_first,
                 ledger=ledger,
                 rooted=rooted,
             )
             if eviction.leaves_first
-            else RankedExtentPool(limits.num_blocks, log, eviction, ledger=ledger)
+            else RankedExtentPool(limits.num_blocks, log, eviction, ledger=ledger, numbered=numbered)
         )
         self._numbered = have_numbers(self.extents.blanks)
         self._limits = limits
@@ -408,14 +410,13 @@ class KvMemory(OffloadableMemory):
         return found
 
     def _catch_up_after(self, hit: TableHit) -> None:
-        """Publishes what generating requests have computed by now that hold all of a hit."""
+        """Publishes what generating requests have computed by now that goes on right behind a hit."""
         last, _, _ = hit.parts[-1]
         if not last.holders:
             return
-        for request, tables in list(self.tables.items()):
-            if self.writers.generates(request) and any(
-                extent is last for extent in tables.by_group[0].extents()
-            ):
+        for request in [*self.writers, *self._explicit]:
+            table = self.tables[request].by_group[0]
+            if table.held and table.last_extent() is last:
                 self._publish(request, self._progress(request))
 
     # ---- claiming and growing
@@ -444,8 +445,8 @@ class KvMemory(OffloadableMemory):
         """Notes when the segments were begun in which a request has places."""
         table = tables.by_group[0]
         origin = table.origin
-        if origin is None:
-            return
+        if origin is None or self.eviction.leaves_first:
+            return  # no order asks for it
         keys = request.keys
         last = table.places * self._units_of_first - 1
         segments = len(keys.digests) - 1 if generates and not keys.explicit else -1
@@ -463,6 +464,8 @@ class KvMemory(OffloadableMemory):
         if table.places >= extent.end:  # split while the prefix was claimed
             children = table.last_extent().children or ()
             extent = next(child for child in children if child.is_rest and child.number == table.places)
+        if self.extents.ledger is not None:
+            self.extents.ledger.taker = request.tenant
         self.layers[0].grow(request, table, self.extents.take_last(extent))
         self._note_begun(request, tables)
 

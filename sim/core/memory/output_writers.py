@@ -7,7 +7,7 @@ that fills a block first is found: these rivals publish step by step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.request import Request
@@ -52,9 +52,9 @@ class OutputWriters:
         """Whether a request is among them."""
         return not request.keys.explicit and request in self._by_digest.get(request.keys.digests[-1], ())
 
-    def generates(self, request: Request) -> bool:
-        """Whether a request is among them, or generates token ids."""
-        return request.keys.explicit or self.write(request)
+    def __iter__(self) -> Iterator[Request]:
+        for writers in self._by_digest.values():
+            yield from writers
 
     def may_write(self, keys: BlockKeys) -> bool:
         """Whether one of them writes content of a sequence."""

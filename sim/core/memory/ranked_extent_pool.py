@@ -25,9 +25,19 @@ class RankedExtentPool(ExtentPool):
     brings_rows_together = False  # each row is reused, and so ranked, by itself
 
     def __init__(
-        self, num_blocks: int, log: EventLog, eviction: Eviction, *, ledger: TenantLedger | None = None
+        self,
+        num_blocks: int,
+        log: EventLog,
+        eviction: Eviction,
+        *,
+        ledger: TenantLedger | None = None,
+        numbered: bool = True,
     ) -> None:
-        super().__init__(num_blocks, log, blanks_first=eviction.blanks_first, ledger=ledger, rooted=True)
+        blanks_first = eviction.blanks_first
+        super().__init__(
+            num_blocks, log, numbered=numbered, blanks_first=blanks_first, ledger=ledger, rooted=True
+        )
+        self._most_owed = 0  # the order changes with each block that is held or freed
         self.eviction = eviction
 
     def _evict(self, n: int) -> array[int]:
