@@ -215,6 +215,8 @@ class CapacityQuestion:
                 step=partial(_distance, outcomes, ask.step),
                 resolution=ask.resolution,
                 verify=ask.verify,
+                # Without an SLO only preemptions count, whose number wanders about its bound.
+                prudent=ask.kind != "rate" and not self.slo.terms,
                 guess=partial(_interpolated, outcomes),
             )
         at = None if answer.value is None else outcomes[answer.value]
@@ -231,15 +233,7 @@ class CapacityQuestion:
 
         def holds(at: int) -> bool:
             load = Load("rate", amount("rate", at))
-            lasted = lasting.serve_long(
-                work,
-                self.scenario,
-                load,
-                costs=costs,
-                tallies=self._tallies("rate", costs, count=True),
-                worst=self._worst,
-                stops=self.ask.early_stops,
-            )
+            lasted = self._serve_long(work, load, costs)
             settling[at] = lasted.most_ended_per_s / self.rate
             outcomes[at] = self.judge_lasted(load, lasted)
             return outcomes[at].holds
@@ -259,6 +253,22 @@ class CapacityQuestion:
             start=ask.start,
             resolution=ask.resolution,
             stride_up=stride_up,
+        )
+
+    def serve_long(self, load: Load) -> LoadTrial:
+        """The outcome of one long load at a rate, as a search with `Ask.lasts` judges it."""
+        work = Lasting.of(self.trace, load.amount, self.ask.most_requests, thorough=self.ask.thorough)
+        return self.judge_lasted(load, self._serve_long(work, load, self.costs_of(None)))
+
+    def _serve_long(self, work: Lasting, load: Load, costs: StepCosts) -> LongLoad:
+        return lasting.serve_long(
+            work,
+            self.scenario,
+            load,
+            costs=costs,
+            tallies=self._tallies("rate", costs, count=True),
+            worst=self._worst,
+            stops=self.ask.early_stops,
         )
 
     def _worst(self, requests: pd.DataFrame) -> float:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from pagecast.planner_app.planner.capacity.admitted import users_ask
+from pagecast.planner_app.planner.capacity.admitted import rate_ask, users_ask
 from pagecast.planner_app.planner.capacity.binding import (
     BEYOND,
     LITTLE,
@@ -30,12 +30,10 @@ from pagecast.planner_app.planner.capacity.binding import (
     press,
 )
 from pagecast.planner_app.planner.capacity.bisection import (
-    MOST_STEPS,
     Ask,
     CapacityQuestion,
     LoadSearch,
     amount,
-    step_of,
 )
 from pagecast.planner_app.planner.capacity.envelope import Envelope
 from pagecast.planner_app.planner.capacity.options import LoadKind
@@ -43,7 +41,6 @@ from pagecast.planner_app.planner.capacity.users import Load
 from pagecast.planner_app.planner.execution.interface import Executor
 
 SEARCH = 4  # replays of a search, about
-_NEAR = 2  # steps of 1%: resolution of the highest rate
 _FULL = 0.9  # least part of the rate at which the most users are served, at which a server is full
 _PART = 12  # of an answer: the first stride and resolution of a draw's search, whose rest is interpolated
 _STRIDE = 8  # the same for rates, in steps of 1%
@@ -80,13 +77,6 @@ class Evidence:
     replays: int = 0
 
 
-def rate_ask(question: CapacityQuestion, users: LoadSearch) -> Ask:
-    """A rate begins where the most users without think time were served; at the least where none were."""
-    rate = 0.0 if users.at is None else users.at.requests_per_s
-    start = step_of(rate / question.rate) if rate else -MOST_STEPS
-    return Ask("rate", start=start, resolution=_NEAR, lasts=True)
-
-
 @dataclass
 class Study:
     """Searches and replays of a question, each done once, and what they say together.
@@ -117,7 +107,7 @@ class Study:
         """Finds the rate, and the evidence of all answers, in rounds of what does not wait for another."""
         wanted: list[tuple[LoadKind, Task]] = []
         if "rate" in self.kinds:
-            ask = rate_ask(self.question, self.points["concurrency"])
+            ask = rate_ask(self.question, self.points["concurrency"].at)
             wanted.append(("rate", ask))
         for kind in self.kinds:
             if kind != "rate":

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 _FURTHEST = 6  # most strides that `settle` goes down at once, however low its guess is
 _CHECKS = 3  # most restarts of a search, where a load above its answer holds after all
+_BELOW = (1, 2, 4)  # steps below an answer, of which none may fail in a prudent search
 Guess = Callable[[int, int], int | None]  # the likely answer between a step that holds and one that fails
 Distance = Callable[[int], int]  # from a step to the likely answer
 
@@ -38,6 +39,7 @@ def largest(
     step: int | Distance = 1,
     resolution: int = 1,
     verify: bool = True,
+    prudent: bool = False,
     guess: Guess | None = None,
 ) -> LargestStep:
     """The largest step between `low` and `high` that holds, given that larger ones tend to fail.
@@ -46,7 +48,8 @@ def largest(
     then halves the steps between to `resolution`, in turn with `guess` where there is one. A `step` that
     tells a distance is asked for each stride, which is at least `resolution`, and twice that the next time.
     With `verify` it also tries the steps on both sides of the answer. Where the one above holds, the search
-    goes on from there: a single unlucky step does not decide.
+    goes on from there: a single unlucky step does not decide. `prudent`: a single lucky one does not either:
+    where a step shortly below the answer fails, the search goes on below all that failed.
     """
     outcomes: dict[int, bool] = {}
 
@@ -68,6 +71,15 @@ def largest(
             assert good is not None
         if verify and good - resolution >= low:
             ask(good - resolution)
+        while prudent and good is not None:
+            below = [max(good - times * resolution, low) for times in _BELOW]
+            if all(map(ask, below)):
+                break
+            failing = min(at for at, ok in outcomes.items() if not ok)
+            known = max((at for at in outcomes if at < failing), default=low)
+            good, bad = _bracket(ask, low, failing - 1, min(known, failing - 1), resolution)
+            if good is not None:
+                good, bad = _bisect(ask, good, min(bad, failing), resolution)
     failing = min((at for at, ok in outcomes.items() if not ok), default=high + 1)
     holding = max((at for at, ok in outcomes.items() if ok), default=low - 1)
     doubtful = (failing, holding) if failing < holding else None
