@@ -62,8 +62,10 @@ def sweep_command(
     tells how many replicas a rate needs. With a fleet's options, or one of the knobs replicas,
     prefill_replicas (how many of them only prefill) and router, each trial is a fleet. The table is the same
     for any --workers and --cluster. With --out a sweep goes on where it stopped, in whichever way that was.
-    Exit code 1 where no scenario serves every request and keeps --slo.
+    The cheapest keeps --slo when the load goes on too, as `pagecast plan` judges a rate. Exit code 1 where no
+    scenario serves every request and keeps --slo.
     """
+    from pagecast.planner_app.planner.capacity.admitted import keeps_rate
     from pagecast.planner_app.planner.execution.executor import executor
     from pagecast.planner_app.planner.fleet.emit import check_form
     from pagecast.planner_app.planner.sweep.question import SweepQuestion
@@ -80,7 +82,7 @@ def sweep_command(
     work, scenario, loads = _loads(arguments, ask)
     question = SweepQuestion(work, scenario, ask, fleet.settings() if fleet.any else None, loads)
     with executor(many) as run, console.progress("trials", question.count) as update:
-        result = sweep(question, run, out=output.out, progress=update)
+        result = sweep(question, run, out=output.out, progress=update, confirm=keeps_rate)
     if output.out is not None and (best := scenario_of_cheapest(result)) is not None:
         best.save(output.out / CHEAPEST)
     if output.report is not None:

@@ -10,7 +10,7 @@ is stored as it ends; only the others are replayed again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,12 @@ from pagecast.planner_app.planner.sweep.pareto import front, sensitivity
 from pagecast.planner_app.planner.sweep.question import SweepQuestion
 from pagecast.planner_app.planner.sweep.space import Point
 from pagecast.planner_app.planner.sweep.store import Store, Trial
-from pagecast.planner_app.planner.sweep.trial import COUNTS, FIGURES
+from pagecast.planner_app.planner.sweep.trial import COUNTS, FIGURES, at
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.scenario import Scenario
+from pagecast.traces.schema import Trace
 
+Confirm = Callable[[Trace, Scenario, str], bool]  # whether a server keeps an SLO when a trace goes on
 Stop = Callable[[], bool]  # asked after each trial whether to leave the rest
 
 
@@ -35,9 +38,10 @@ class SweepResult:
     """Result of a sweep. `replayed` counts the trials of this run; the others were in the folder already.
 
     `table` has a row per trial in the order of their numbers: `number`, the knobs, `meets` (rejects no
-    request and keeps the SLO), `margin` (how far the tightest term is from its bound, as a part of
-    it), `on_front`, what it costs, figures (seconds, counts, shares), the terms of the SLO by their
-    text, `step_costs` (by name, those that it was served with), and `reason` where the scenario can't run.
+    request and keeps the SLO), `lasts` (False where the SLO broke when the load went on), `margin` (how far
+    the tightest term is from its bound, as a part of it), `on_front`, what it costs, figures (seconds,
+    counts, shares), the terms of the SLO by their text, `step_costs` (by name, those that it was served
+    with), and `reason` where the scenario can't run.
     `complete` is False where the sweep was stopped. `rejections` has the number of rejected requests by
     reason, for the numbers of those trials that rejected any.
     """
@@ -102,11 +106,14 @@ def sweep(
     out: Path | None = None,
     progress: Progress | None = None,
     stop: Stop | None = None,
+    confirm: Confirm | None = None,
 ) -> SweepResult:
     """Runs every trial of the question that `out`, a study's folder, does not have yet.
 
-    `run`: where the trials run, by default in this process; the table is the same anywhere. Errors: BadInput
-    for a folder that holds another study, or where no scenario of the space can run at all.
+    `run`: where the trials run, by default in this process; the table is the same anywhere. `confirm` is
+    asked about the cheapest: where it says no, that one no longer counts as meeting the SLO, and the next is
+    asked about. It is not asked without an SLO, about fleets, and where the load varies. Errors: BadInput for
+    a folder that holds another study, or where no scenario of the space can run at all.
     """
     store = Store(out, question.about())
     try:
@@ -117,14 +124,33 @@ def sweep(
             walk.search(question.ask.search)
         trials = list(walk.trials.values())
         rejections = {trial.number: trial.outcome.rejections for trial in trials if trial.outcome.rejections}
-        table = table_of(question, trials)
-        result = SweepResult(question, table, not walk.stopped, walk.replayed, rejections)
+        result = SweepResult(
+            question, table_of(question, trials), not walk.stopped, walk.replayed, rejections
+        )
+        while result.complete and (best := result.cheapest):
+            if _lasts(question, walk.trials[best["number"]], confirm):
+                break
+            table = result.table.copy()
+            table.loc[table["number"] == best["number"], ["meets", "lasts"]] = False
+            table["on_front"] = _on_front(question, table)
+            result = replace(result, table=table)
         store.save_table(result.table)
     finally:
         store.close()
     if trials and all(trial.outcome.reason for trial in trials):
         raise BadInput(f"no scenario of the space can run: {trials[0].outcome.reason}")
     return result
+
+
+def _lasts(question: SweepQuestion, trial: Trial, confirm: Confirm | None) -> bool:
+    if (
+        confirm is None
+        or not question.level.terms
+        or question.fleet is not None
+        or question.loads is not None
+    ):
+        return True
+    return confirm(question.trace, at(question.scenario, trial.point), question.slo)
 
 
 class _Walk:
@@ -202,6 +228,7 @@ def table_of(question: SweepQuestion, trials: Sequence[Trial]) -> pd.DataFrame:
     for name in table.columns.difference([*knobs, "meets", "step_costs", "reason"]):
         table[name] = pd.to_numeric(table[name]).astype("Int64" if name in COUNTS else "float64")
     table.insert(list(table).index("margin") + 1, "on_front", _on_front(question, table))
+    table["lasts"] = True
     return table
 
 

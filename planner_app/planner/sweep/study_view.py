@@ -122,6 +122,7 @@ def _none(result: SweepResult, ran: pd.DataFrame) -> str:
     terms = [term.text for term in result.question.level.terms]
     figures = ", ".join(f"{name}: {text(name, closest[name])}" for name in terms)
     figures += f"; {closest['unserved']:,} requests are not served" if closest["unserved"] else ""
+    figures += "" if closest["lasts"] else "; it breaks when the load goes on, as it does in a plan"
     return (
         f"no scenario of the space meets {result.question.slo}; the closest is {setting(result, closest)} "
         f"({figures}). `pagecast plan` tells what one replica takes, and how many it would need."
@@ -195,6 +196,8 @@ def _verdict(result: SweepResult, row: Mapping[str, Any]) -> str:
         return "cheapest" if result.cheapest and result.cheapest["number"] == row["number"] else ""
     if row["rejected"]:
         return f"rejects {row['rejected']:,} requests"
+    if not row["lasts"]:
+        return "breaks the SLO when the load goes on"
     beyond = []
     for term in result.question.level.terms:
         value = row.get(term.text)

@@ -15,12 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.planner_app.cli import run as pagecast
+from pagecast.planner_app.planner.capacity.admitted import keeps_rate
 from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.sweep.options import SweepOptions
 from pagecast.planner_app.planner.sweep.pareto import front
 from pagecast.planner_app.planner.sweep.question import SweepQuestion
 from pagecast.planner_app.planner.sweep.study import sweep
+from pagecast.planner_app.planner.sweep.study_view import answer
 from pagecast.planner_app.reports.style import caption_of
 from pagecast.planner_app.reports.sweep_charts import against_knob
 from pagecast.sim.core.errors import BadInput
@@ -434,3 +436,14 @@ def test_every_trial_is_shown_with_what_it_misses_and_the_cheapest_leaves_its_sc
     assert any("misses ttft_p99 by " in line for line in rows.values())
     best = Scenario.load(tmp_path / "cheapest.yaml")
     assert (best.gpu, best.max_num_seqs) == ("H200", 64)
+
+
+def test_the_cheapest_keeps_the_slo_when_the_load_goes_on() -> None:
+    """As `plan` judges its rate (4.3 of 7.1/s here): forty requests are over before a queue shows."""
+    trace, scenario = read("chat", limit=40), Scenario(gpu="L4", model="Qwen/Qwen3-0.6B")
+    ask = SweepOptions(settings=("max_num_seqs=12,64",), slo="ttft_p90<3s,tpot_p90<80ms")
+    question = SweepQuestion(trace, scenario, ask)
+    alone, sure = sweep(question), sweep(question, confirm=keeps_rate)
+    assert alone.cheapest is not None and alone.cheapest["max_num_seqs"] == 64
+    assert sure.cheapest is None and not sure.table["lasts"].any()
+    assert "breaks when the load goes on" in answer(sure)
