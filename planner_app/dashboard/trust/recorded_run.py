@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -36,10 +37,14 @@ _CARDS = {
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """Comparison with a recorded run: decisions on its own clock, and a forecast's times."""
+    """Comparison with a recorded run: decisions on its own clock, and a forecast's times.
+
+    `origin`: a sentence on a run that no engine made.
+    """
 
     decisions: DecisionReport
     forecast: Forecast
+    origin: str = ""
 
 
 def compare_job(folder: str, costs: str, replicates: int, *, progress: Any) -> RunComparison:
@@ -52,7 +57,17 @@ def compare_job(folder: str, costs: str, replicates: int, *, progress: Any) -> R
         workers=1,
         progress=lambda done: progress((done, replicates + len(STEP_TIMES), "replays")),
     )
-    return RunComparison(compare_decisions(run, rules_of_run(run.meta)), result)
+    return RunComparison(compare_decisions(run, rules_of_run(run.meta)), result, simulated_run(run.meta))
+
+
+def simulated_run(meta: Mapping[str, Any]) -> str:
+    """A sentence on a run that pagecast simulated itself; empty for one of an engine."""
+    if meta.get("engine") != "pagecast simulated":
+        return ""
+    return (
+        f"pagecast simulated this run, with step costs {meta.get('costs', 'auto')}: what differs is the step "
+        "costs chosen here, and says nothing about forecasts of an engine."
+    )
 
 
 def render() -> None:
@@ -116,6 +131,8 @@ def _changed_ns(folder: str) -> int:
 def _show(comparison: RunComparison) -> None:
     result, decided = comparison.forecast, comparison.decisions
     st.markdown(f"**{plain(result.run)}**, forecast with step costs {plain(result.costs)}")
+    if comparison.origin:
+        st.warning(plain(comparison.origin))
     if result.in_sample:
         st.warning("The step costs were fitted to this run, so this checks the fit, not the forecast.")
     by_name = {row.name: row for row in result.rows}

@@ -252,6 +252,12 @@ def test_a_recorded_run_is_set_beside_its_forecast(monkeypatch):
     assert rows["TTFT p50"]["error"].startswith(cards["TTFT p50 error"][:2])
 
 
+def test_a_run_of_pagecast_s_own_simulation_is_told_as_such():
+    told = recorded_run.simulated_run({"engine": "pagecast simulated", "costs": "roofline"})
+    assert "pagecast simulated this run, with step costs roofline" in told
+    assert recorded_run.simulated_run({"engine": "vllm"}) == ""
+
+
 @pytest.mark.parametrize("folder", ["/etc", "a\0b", "~nobody-here/x"])
 def test_a_folder_that_holds_no_run_is_one_line(folder):
     test = opened(trust_script)

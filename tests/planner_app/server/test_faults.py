@@ -7,6 +7,7 @@ import errno
 import gc
 import json
 import os
+import signal
 import socket
 import stat
 import sys
@@ -185,6 +186,14 @@ def test_streams_that_a_drain_cuts_get_their_end(serve: Any) -> None:
     reader.join(10)
     assert [line for line in lines if line][-1] == "data: [DONE]"
     assert '"finish_reason": "abort"' in "".join(lines)
+
+
+def test_a_hangup_drains_like_other_signals() -> None:
+    process, url = served()
+    assert httpx.get(f"{url}/health").status_code == 200
+    process.send_signal(signal.SIGHUP)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0 and "Traceback" not in errors
 
 
 def test_replicas_have_ranks_and_topics_of_their_own() -> None:
