@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -90,10 +89,11 @@ def _best(table: pd.DataFrame, title: str) -> str:
     )
     if not len(good):
         return f"No scenario of the grid keeps the SLO. {text}"
-    row: Any = good.sort_values(name, ascending=not more, kind="stable").iloc[0]
+    values = good[name]
+    extreme = values.max() if more else values.min()
     return (
-        f"{len(good)} of {len(table)} keep the SLO; of these the {'highest' if more else 'lowest'} is "
-        f"{words(row[name])}, at block size {int(row[_UP])} and {row[_ACROSS]:.2f} of the HBM. {text}"
+        f"{len(good)} of {len(table)} keep the SLO with this trace, at {'most' if more else 'least'} "
+        f"{words(extreme)}; the cards go by how much load a value admits. {text}"
     )
 
 

@@ -10,6 +10,7 @@ from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.dashboard.shell.workload import hits_of
 from pagecast.planner_app.dashboard.tune.charts import FIGURES, grid_map, hit_curve
 from pagecast.planner_app.dashboard.tune.searches import grid_for, tuned_for
+from pagecast.planner_app.dashboard.what_if.choices import SLOTS, ask_all, show_choices
 from pagecast.planner_app.planner.tune.knobs import TuneResult
 from pagecast.planner_app.reports.sweep_charts import against_knob
 from pagecast.traces.schema import Trace
@@ -33,9 +34,20 @@ def render() -> None:
     if trace is None:
         show_progress("read", "reading the upload")
         return
+    if view["slo"].strip():
+        _advice(own, view, trace)
     _map(own, view, trace)
     _curves(own, view, trace)
     show_chart(hit_curve(hits_of(view, trace), view.scenario().blocks()), "hit-curve")
+
+
+def _advice(own: Session, view: PageView, trace: Trace) -> None:
+    """The cards of What-if, whose advice is that of `tune` with an SLO."""
+    answers = ask_all(own, view, trace)
+    show_choices(own, view, answers)
+    running = [slot for slot in answers if slot in own.jobs and own.jobs[slot].running]
+    if running:
+        show_progress(running[0], {**SLOTS, **{name: name for name in answers}}[running[0]])
 
 
 def _map(own: Session, view: PageView, trace: Trace) -> None:
@@ -70,6 +82,8 @@ def _curves(own: Session, view: PageView, trace: Trace) -> None:
     for column, (knob, tuned) in zip(st.columns(2), curves.items(), strict=True):
         with column:
             if tuned is not None:
+                if view["slo"].strip():
+                    continue
                 value = f": {plain(tuned.recommended)}" if tuned.recommends else ""
                 st.markdown(f"**{_KNOBS[knob]}{value}.** {plain(tuned.reason)}")
             elif not failed(f"tune-{knob}"):

@@ -90,8 +90,13 @@ def tuned_for(own: Session, view: PageView, trace: Trace, knob: str, simulate: b
 def tune_job(
     trace: Trace, scenario: Scenario, knob: str, slo: str, simulate: bool, *, progress: Any
 ) -> TuneResult:
-    """Tunes one knob; `simulate`: with a search for the concurrency that each setting admits, as for HBM."""
+    """Tunes one knob; `simulate`: with a search for the concurrency that each setting admits.
+
+    For HBM without an SLO always: there no cards advise by the load that a budget admits.
+    """
     values = "" if knob == "block_size" else ",".join(map(str, budgets(scenario, 2 * _BUDGETS)))
-    ask = TuneOptions(values=values, slo=slo, static=not simulate and knob == "block_size")
+    ask = TuneOptions(
+        values=values, slo=slo, static=not simulate and (knob == "block_size" or bool(slo.strip()))
+    )
     total = len(values_of(scenario, knob, ask))
     return tune(trace, scenario, knob, ask, progress=lambda done: progress((done, total, "settings tried")))

@@ -2,41 +2,71 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 import streamlit as st
 from pagecast.planner_app.dashboard.shell.elements import again, plain, progress_of
 from pagecast.planner_app.dashboard.shell.state import Session, show
 from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.planner.tune.choice import BLOCK_SIZE, HBM, Choice, choose
-from pagecast.planner_app.wording.quantities import counted, seconds
+from pagecast.planner_app.planner.tune.worth import shown, worth
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
 SLOTS = {BLOCK_SIZE: "block sizes", HBM: "HBM budgets"}
+CHECKS = {knob: f"{words} by long loads" for knob, words in SLOTS.items()}
 _TITLES = {BLOCK_SIZE: "Block size", HBM: "HBM budget"}
 
 
-def key(view: PageView, knob: str) -> tuple[object, ...]:
+def key(view: PageView, knob: str, lasting: bool = False) -> tuple[object, ...]:
     """The key of a choice among the results."""
-    return ("choice", knob, view["slo"], *view.key())
+    return ("choice", knob, lasting, view["slo"], *view.key())
 
 
-def ask(own: Session, view: PageView, trace: Trace, knob: str) -> Choice | None:
-    """The choice of a knob; None until the job in the slot of its name has it."""
+def ask(own: Session, view: PageView, trace: Trace, knob: str, lasting: bool = False) -> Choice | None:
+    """The choice of a knob, by long loads or not; None until the job in its slot has it."""
     choice: Choice | None = own.ask(
-        knob, key(view, knob), choice_job, trace, view.scenario(), knob, view["slo"]
+        slot(knob, lasting),
+        key(view, knob, lasting),
+        choice_job,
+        trace,
+        view.scenario(),
+        knob,
+        view["slo"],
+        lasting,
     )
     return choice
 
 
-def choice_job(trace: Trace, scenario: Scenario, knob: str, slo: str, *, progress: Any) -> Choice:
+def ask_all(own: Session, view: PageView, trace: Trace) -> dict[str, object]:
+    """Both choices by slot: first by short loads, and once both of these are in by long ones."""
+    answers: dict[str, object] = {knob: ask(own, view, trace, knob) for knob in SLOTS}
+    ready = all(answers.values())
+    for knob, check in CHECKS.items():
+        answers[check] = ask(own, view, trace, knob, lasting=True) if ready else None
+    return answers
+
+
+def slot(knob: str, lasting: bool) -> str:
+    """The slot of a choice's job."""
+    return CHECKS[knob] if lasting else knob
+
+
+def choice_job(
+    trace: Trace, scenario: Scenario, knob: str, slo: str, lasting: bool, *, progress: Any
+) -> Choice:
     """`choose` with progress."""
-    return choose(trace, scenario, knob, slo, lambda done, total: progress((done, total, "replays")))
+
+    def tell(done: int, total: int) -> None:
+        progress((done, total, "replays"))
+
+    return choose(trace, scenario, knob, slo, tell, lasting=lasting)
 
 
-def show_choices(own: Session, view: PageView, choices: dict[str, Choice | None]) -> None:
-    """Draws both cards."""
+def show_choices(own: Session, view: PageView, answers: Mapping[str, object]) -> None:
+    """Draws both cards from the answers by slot: those by long loads, or until they are in the first ones."""
+    choices = {knob: cast(Choice | None, answers[CHECKS[knob]] or answers[knob]) for knob in SLOTS}
     scenario = view.scenario()
     for column, (knob, choice) in zip(st.columns(2), choices.items(), strict=True):
         with column, st.container(border=True, height="stretch"):
@@ -44,7 +74,8 @@ def show_choices(own: Session, view: PageView, choices: dict[str, Choice | None]
             with left:
                 st.markdown(f"**{_TITLES[knob]}: {plain(headline(knob, getattr(scenario, knob), choice))}**")
             if choice is not None:
-                st.caption(plain(worth(choice)))
+                unsure = "" if answers[CHECKS[knob]] else " Longer loads are being tried."
+                st.caption(plain(worth(choice) + unsure))
                 if choice.changes:
                     with right:
                         _apply_button(view, choice)
@@ -82,33 +113,3 @@ def headline(knob: str, value: float | None, choice: Choice | None) -> str:
     if not choice.changes:
         return f"{shown(knob, value)} is best"
     return f"{shown(knob, value)} now, {shown(knob, choice.best.value)} is best"
-
-
-def shown(knob: str, value: float | None) -> str:
-    """A value as people write it."""
-    if value is None:
-        return "not set"
-    return f"{value:.0f}" if knob == BLOCK_SIZE else f"{value:.2f}"
-
-
-def worth(choice: Choice) -> str:
-    """What the difference between now and best is worth."""
-    now, best = choice.now, choice.best
-    others = f"of {', '.join(shown(choice.knob, value) for value in choice.tried)}"
-    if not choice.load:
-        return "One user alone breaks the SLO: take a faster GPU or loosen it."
-    admits = f"{counted(now.users, 'user')} at once keep the SLO now"
-    if not choice.changes:
-        return f"{admits}, and no value {others} admits more, is faster or leaves more memory."
-    if best.users > now.users:
-        more = (best.users - now.users) / max(now.users, 1)
-        return f"{admits}, {best.users:,} with {shown(choice.knob, best.value)}: {more:+.0%}."
-    if choice.knob == HBM and best.value < now.value:
-        return (
-            f"{admits}, as many as with {shown(HBM, best.value)}, which leaves "
-            f"{now.kv_gib - best.kv_gib:.0f} GiB per replica to others; less is worse."
-        )
-    if now.ttft_s and best.ttft_s:
-        times = f"{seconds(best.ttft_s)} instead of {seconds(now.ttft_s)}"
-        return f"{admits}, as many as at best; mean TTFT would be {times}."
-    return f"{admits}."

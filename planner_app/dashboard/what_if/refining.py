@@ -36,8 +36,10 @@ from pagecast.sim.replay import Result
 from pagecast.traces.schema import Trace
 
 _TICK_S = 0.5
+_CHECKED = {check: knob for knob, check in choices.CHECKS.items()}
 _SLOTS = {
     **choices.SLOTS,
+    **{slot: slot for slot in choices.CHECKS.values()},
     "spread": "90% intervals",
     POINT: "admissible concurrency",
     INTERVAL: "its 90% interval",
@@ -70,14 +72,18 @@ def _ask(own: Session, view: PageView, trace: Trace) -> dict[str, object]:
     answers: dict[str, object]
     if own.settled != (view.key(), view["slo"]):
         keys = {
-            **{knob: choices.key(view, knob) for knob in choices.SLOTS},
+            **{
+                choices.slot(knob, lasting): choices.key(view, knob, lasting)
+                for knob in choices.SLOTS
+                for lasting in (False, True)
+            },
             "spread": spread_key(view),
             **{slot: key(view, slot) for slot in (POINT, INTERVAL)},
         }
         answers = {slot: results.get(job_key) for slot, job_key in keys.items()}
         return answers if pinned is None else {**answers, BASE: known_of(pinned)}
     # In the order in which they are worth most: two run at once.
-    answers = {knob: choices.ask(own, view, trace, knob) for knob in choices.SLOTS}
+    answers = choices.ask_all(own, view, trace)
     answers["spread"] = spread_for(own, view, trace)
     answers |= {slot: ask(own, view, trace, slot) for slot in (POINT, INTERVAL)}
     if pinned is not None:
@@ -92,7 +98,8 @@ def _waiting(own: Session, answers: dict[str, object]) -> bool:
 
 def _may_come(own: Session, slot: str) -> bool:
     """Whether a job runs or will: the last ones are begun by the end of the first search."""
-    job = own.jobs.get(slot) or (own.jobs.get(POINT) if slot in (INTERVAL, BASE) else None)
+    before = {**dict.fromkeys((INTERVAL, BASE), POINT), **_CHECKED}.get(slot)
+    job = own.jobs.get(slot) or (own.jobs.get(before) if before else None)
     return job is None or job.running
 
 
@@ -101,7 +108,7 @@ def _draw(own: Session, view: PageView, trace: Trace, result: Result, waited: bo
     if waited and not _waiting(own, answers):
         st.rerun()
     verdicts = {} if start_problem(view) else _verdicts(view, result)
-    show_choices(own, view, {knob: answers[knob] for knob in choices.SLOTS})  # type: ignore[misc]
+    show_choices(own, view, answers)
     show_cards(
         cards_of(
             own,
@@ -122,7 +129,7 @@ def _draw(own: Session, view: PageView, trace: Trace, result: Result, waited: bo
         with st.container(horizontal=True):
             for term, holds in others:
                 show_verdict(term, holds)
-    shown_above = choices.SLOTS.keys()
+    shown_above = {*choices.SLOTS, *choices.CHECKS.values()}
     active = [
         slot for slot in answers if slot in own.jobs and answers[slot] is None and slot not in shown_above
     ]

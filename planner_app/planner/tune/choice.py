@@ -1,20 +1,21 @@
 """Choice of one knob by the load that it admits: block size, or HBM budget, now and at its best.
 
-A value is judged as `plan` judges a server, with users who wait for their answers (`CapacityQuestion`). The
-best admits the most users; of those that admit as many, it has the shortest TTFT at that load, and of those
-within 5% of it the most memory left. Few replays tell: the search of `plan` finds the users at the value in
-force, and only values that hold at a little more load are searched too.
+A value is judged as `plan` judges a server (`CapacityQuestion`), by both of its loads: users who wait for
+their answers, and requests at a rate, between which sessions pause and their blocks are evicted. The best
+admits the most; of those that admit as much, it has the shortest TTFT at that load, and of those within 5% of
+it the most memory left. Few replays tell: the searches of `plan` find users and rate at the value in force,
+and only values that hold at a little more load are searched too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from pagecast.planner_app.planner.capacity.admitted import admitted, question_of
-from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion, LoadTrial
+from pagecast.planner_app.planner.capacity.admitted import admitted, question_of, rate_ask
+from pagecast.planner_app.planner.capacity.bisection import GRID, Ask, CapacityQuestion, LoadTrial
 from pagecast.planner_app.planner.capacity.options import PlanOptions
-from pagecast.planner_app.planner.capacity.users import Load
+from pagecast.planner_app.planner.capacity.users import Load, requests_per_s
 from pagecast.planner_app.planner.sweep.trial import at, check_memory
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.gpus import GIB
@@ -22,20 +23,25 @@ from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
 BLOCK_SIZE, HBM = "block_size", "gpu_memory_utilization"
-BLOCK_SIZES = (8, 16, 32, 64, 128)
+BLOCK_SIZES = (16, 32, 64, 128)  # what attention kernels on NVIDIA GPUs take
 BUDGETS = tuple(percent / 100 for percent in (*range(15, 95, 10), 90, 95))
 _SLOWER = 1.05  # times the shortest mean TTFT, that counts as short
 _MORE = 32  # parts of the users admitted, that another value must admit beyond them to be better
+_RATE_STEP = 4  # steps of `GRID` to which a rate is found, and that another must take beyond it
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What one value admits: `users` who keep the SLO, mean TTFT at the load compared, GiB of KV."""
+    """What one value admits: `users` who keep the SLO, mean TTFT at the load compared, GiB of KV.
+
+    `rate`: requests per second that keep the SLO; None where all requests come at once.
+    """
 
     value: float
     users: int
     ttft_s: float | None
     kv_gib: float
+    rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,65 +88,123 @@ def choose(
     knob: str,
     slo: str,
     progress: Callable[[int, int], object] | None = None,
+    values: Sequence[float] = (),
+    *,
+    lasting: bool = True,
 ) -> Choice:
-    """The choice of `knob`, `BLOCK_SIZE` or `HBM`. Errors: BadInput where the scenario in force can't run.
+    """The choice of `knob`, a block size or an HBM budget. Errors: BadInput where nothing can run.
 
-    `progress` is called with the replays made, and how many there will be at about.
+    `values`: those to choose from, ascending; by default the usual ones. What is not among them is not in
+    force: then the middle one is taken for that. `progress` is called with the replays made, and how many
+    there will be at about. `lasting`: rates are those of `plan`, by long loads; without, by loads of a
+    fifth of that, in a third of the time, in which a cache may be too small for longer ones.
     """
-    check_memory(scenario)
-    if knob == HBM and (scenario.num_gpu_blocks is not None or scenario.kv_tokens is not None):
+    if knob != BLOCK_SIZE and (scenario.num_gpu_blocks is not None or scenario.kv_tokens is not None):
         raise BadInput("the KV cache has a fixed number of blocks: leave that out to choose an HBM budget")
     own: float | None = getattr(scenario, knob)
-    values = budgets(scenario) if knob == HBM else block_sizes(scenario)
+    if not values:
+        check_memory(scenario)
+        values = budgets(scenario) if knob == HBM else block_sizes(scenario)
+        if own is None or own not in values:
+            raise BadInput(f"{knob} is not set: give it to choose another")
     if own is None or own not in values:
-        raise BadInput(f"{knob} is not set: give it to choose another")
-    run = _Runs(trace, scenario, knob, slo, progress or (lambda done, total: None))
-    chosen = _by_budget if knob == HBM else _by_size
+        own = values[len(values) // 2]
+    run = _Runs(trace, scenario, knob, slo, progress or (lambda done, total: None), lasting)
+    chosen = _by_size if knob == BLOCK_SIZE else _by_budget
     return chosen(run, own, values)
 
 
 @dataclass
 class _Runs:
-    """Replays of the values of a knob, each made once."""
+    """Replays of the values of a knob, each made once.
+
+    `rate`: the trace's own, in requests per second; None where all its requests come at once. Rates are in
+    multiples of it.
+    """
 
     trace: Trace
     scenario: Scenario
     knob: str
     slo: str
     progress: Callable[[int, int], object]
-    total: int = 16
-    made: dict[tuple[float, int], LoadTrial] = field(default_factory=dict)
+    lasting: bool
+    total: int = 24
+    rate: float | None = None
+    made: dict[tuple[float, Load], LoadTrial] = field(default_factory=dict)
     done: int = 0
 
-    def question(self, value: float) -> CapacityQuestion:
-        ask = PlanOptions(slo=self.slo)
-        return question_of(self.trace, at(self.scenario, {self.knob: value}), ask)
+    def __post_init__(self) -> None:
+        try:
+            self.rate = requests_per_s(self.question(self.scenario).trace)
+        except BadInput:
+            self.rate = None
+
+    def question(self, scenario: Scenario) -> CapacityQuestion:
+        question = question_of(self.trace, scenario, PlanOptions(slo=self.slo))
+        return question if self.rate is None else replace(question, rate=self.rate)
+
+    def of(self, value: float) -> CapacityQuestion:
+        return self.question(at(self.scenario, {self.knob: value}))
 
     def users(self, value: float) -> int:
         """The users that a value admits; 0 where one breaks the SLO."""
-        search = admitted(self.question(value))
+        search = admitted(self.of(value))
         self._count(search.answer.tried)
         if search.at is not None:
-            self.made[value, round(search.at.amount)] = search.at
+            self.made[value, _users(round(search.at.amount))] = search.at
         return search.value or 0
 
-    def at(self, value: float, users: int) -> LoadTrial:
-        """How a value serves so many users."""
-        if (value, users) not in self.made:
-            question, load = self.question(value), Load("concurrency", max(users, 1))
-            self.made[value, users] = question.judge(load, question.serve(load))
-            self._count(1)
-        return self.made[value, users]
+    def most(self, value: float, users: int) -> float:
+        """The rate that a value takes, from where `users` were served; 0 where there is none."""
+        if self.rate is None:
+            return 0.0
+        question = self.of(value)
+        ask = rate_ask(question, self.at(value, _users(users)))
+        if not self.lasting:
+            ask = Ask("rate", start=ask.start, step=4 * _RATE_STEP, resolution=_RATE_STEP, verify=False)
+        search = question.search(ask)
+        self._count(search.answer.tried)
+        if search.value is None or search.at is None:
+            return 0.0
+        rate = GRID**search.value
+        self.made[value, Load("rate", rate)] = search.at
+        return rate
 
-    def standing(self, value: float, users: int, load: int) -> Standing:
+    def at(self, value: float, load: Load) -> LoadTrial:
+        """How a value serves a load."""
+        if (value, load) not in self.made:
+            question = self.of(value)
+            long = self.lasting and load.kind == "rate"
+            made = question.serve_long(load) if long else question.judge(load, question.serve(load))
+            self.made[value, load] = made
+            self._count(1)
+        return self.made[value, load]
+
+    def takes(self, value: float, rate: float) -> bool:
+        """Whether a value keeps the SLO at a rate; any does at none."""
+        return not rate or self.at(value, Load("rate", rate)).holds
+
+    def slower(self, value: float, users: int, rate: float, than: float, times: float = _SLOWER) -> bool:
+        """Whether mean TTFT at one of both loads is more than so many times another value's."""
+        loads = [_users(users), *([Load("rate", rate)] if rate else [])]
+        return any(
+            self.at(value, load).ttft_mean_s > times * self.at(than, load).ttft_mean_s for load in loads
+        )
+
+    def standing(self, value: float, users: int, load: int, rate: float | None = None) -> Standing:
         scenario = at(self.scenario, {self.knob: value})
-        made = self.made.get((value, load))
+        made = self.made.get((value, _users(load)))
         kv_gib = scenario.layout().block_bytes * scenario.blocks() / GIB
-        return Standing(value, users, made.ttft_mean_s if made else None, kv_gib)
+        shown = rate * self.rate if rate is not None and self.rate is not None else None
+        return Standing(value, users, made.ttft_mean_s if made else None, kv_gib, shown)
 
     def _count(self, replays: int) -> None:
         self.done += replays
         self.progress(min(self.done, self.total), self.total)
+
+
+def _users(count: int) -> Load:
+    return Load("concurrency", max(count, 1))
 
 
 def _more(users: int) -> int:
@@ -149,20 +213,22 @@ def _more(users: int) -> int:
 
 
 def _by_budget(run: _Runs, own: float, values: Sequence[float]) -> Choice:
-    """More memory never admits fewer: so the largest budget admits the most, and the least that admits as
-    many is bisected."""
+    """More memory never admits less: so the largest budget admits the most, and the least that admits as
+    much is bisected."""
     users = load = run.users(own)
     largest = values[-1]
-    if largest != own and (not users or run.at(largest, _more(users)).holds):
+    if largest != own and (not users or run.at(largest, _users(_more(users))).holds):
         load = max(run.users(largest), users)
     if not load:
         own_standing = run.standing(own, 0, 0)
         return Choice(run.knob, own_standing, own_standing, 0, tuple(values))
-    shortest = run.at(largest, load).ttft_mean_s
+    rate = run.most(largest, load)
 
     def good(value: float) -> bool:
-        trial = run.at(value, load)
-        return value == largest or (trial.holds and trial.ttft_mean_s <= _SLOWER * shortest)
+        if value == largest:
+            return True
+        holds = run.takes(value, rate) and run.at(value, _users(load)).holds
+        return holds and not run.slower(value, load, rate, largest)
 
     low, high = 0, len(values) - 1
     while low < high:
@@ -172,25 +238,40 @@ def _by_budget(run: _Runs, own: float, values: Sequence[float]) -> Choice:
         else:
             low = middle + 1
     best = values[high]
-    run.at(own, load)
+    run.at(own, _users(load))
+    own_rate = rate if run.takes(own, rate) else run.most(own, users)
     return Choice(
-        run.knob, run.standing(own, users, load), run.standing(best, load, load), load, tuple(values)
+        run.knob,
+        run.standing(own, users, load, own_rate),
+        run.standing(best, load, load, rate),
+        load,
+        tuple(values),
     )
 
 
 def _by_size(run: _Runs, own: float, values: Sequence[float]) -> Choice:
-    """Each other size is tried at the load of the one in force, and searched where it may admit more."""
+    """Each other size is tried at the load of the one in force, and searched where it may admit more.
+
+    A size that takes less of either load than the one in force is no better, however much of the other.
+    """
     users = run.users(own)
-    best = standing = run.standing(own, users, users)
     if not users:
+        standing = run.standing(own, 0, 0)
         return Choice(run.knob, standing, standing, 0, tuple(values))
-    for value in values:
-        if value == own or not run.at(value, users).holds:
+    rate = run.most(own, users)
+    now = best = run.standing(own, users, users, rate)
+    gained = 1.0  # of users times of rate
+    for value in (value for value in values if value != own):
+        more_users = run.at(value, _users(_more(users))).holds
+        more_rate = rate > 0 and run.takes(value, rate * GRID**_RATE_STEP)
+        holds = more_users or run.at(value, _users(users)).holds
+        if not holds or not (more_rate or run.takes(value, rate)):  # less of one load, if more of the other
             continue
-        admits = users
-        if run.at(value, _more(users)).holds:
-            admits = max(run.users(value), _more(users))
-        shorter = run.at(value, users).ttft_mean_s * _SLOWER < (best.ttft_s or 0.0)
-        if admits > best.users or (admits == best.users and shorter):
-            best = run.standing(value, admits, users)
-    return Choice(run.knob, standing, best, users, tuple(values))
+        admits = max(run.users(value), _more(users)) if more_users else users
+        takes = max(run.most(value, users), rate) if more_rate else rate
+        gains = admits / users * (takes / rate if rate else 1.0)
+        if gains > gained or (
+            gains == gained and not run.slower(value, users, rate, best.value, 1 / _SLOWER)
+        ):
+            best, gained = run.standing(value, admits, users, takes), gains
+    return Choice(run.knob, now, best, users, tuple(values))

@@ -5,9 +5,11 @@
 
 Larger blocks have shorter tables and fewer lookups; smaller ones find more prefixes and waste less in a
 sequence's last block. More HBM for KV holds more prefixes and more requests; less leaves room for others.
-The recommendation is the furthest setting in the thrifty direction (larger blocks, less HBM) that costs
-nothing worth mention: of the load that it admits, of hits, and of latency (`CRITERIA`). Times and hits are of
-the requests that were served, and so are compared only among settings that lose the fewest requests (`LOST`).
+With an SLO the recommendation is that of `choice.py`, as on the dashboard: by the load that a setting admits,
+then by latency, then by memory left. Without one, or without simulated users, it is the furthest setting in
+the thrifty direction (larger blocks, less HBM) that costs nothing worth mention of hits and latency
+(`CRITERIA`). Times and hits are of the requests that were served, and so are compared only among settings
+that lose the fewest requests (`LOST`).
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from pagecast.planner_app.planner.execution.executor import Serial
 from pagecast.planner_app.planner.execution.interface import Executor, Progress
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.planner_app.planner.sweep.space import KnobValue, parse_space, shown
+from pagecast.planner_app.planner.tune.choice import choose
 from pagecast.planner_app.planner.tune.options import TuneOptions
 from pagecast.planner_app.planner.tune.setting import Tuning
+from pagecast.planner_app.planner.tune.worth import worth
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.planner_app.wording.quantities import counted, seconds
 from pagecast.sim.core.errors import BadInput
@@ -143,7 +147,13 @@ def tune(
             break
     answers.close()
     table = _table(knob, values, results)
+    complete = len(results) == len(values)
     recommended, reason = recommend(table, knob)
+    ran = [value for value in values if isinstance(value, int | float) and _ran(table, knob, value)]
+    if complete and ran and level.terms and not ask.static and len(_candidates(table)):
+        choice = choose(trace, scenario, knob, level.text, values=ran)
+        recommended = next(value for value in ran if value == choice.best.value)
+        reason = f"{knob} {shown(recommended)}. {worth(choice, by_value=True)}"
     costs = scenario.step_costs()
     return TuneResult(
         trace.name,
@@ -154,10 +164,14 @@ def tune(
         recommended,
         reason,
         (*trace.notes, *_notes(scenario, knob), *filter(None, [idle_note(trace, scenario)])),
-        len(results) == len(values),
+        complete,
         costs.name,
         sentence(costs.expected_error()),
     )
+
+
+def _ran(table: pd.DataFrame, knob: str, value: KnobValue) -> bool:
+    return bool((table[table[knob] == value]["reason"] == "").all())
 
 
 def _notes(scenario: Scenario, knob: str) -> list[str]:

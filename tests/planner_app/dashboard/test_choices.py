@@ -8,8 +8,9 @@ pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 
 from pagecast.planner_app.dashboard.shell.jobs import results
 from pagecast.planner_app.dashboard.shell.view import PageView
-from pagecast.planner_app.dashboard.what_if.choices import headline, key, worth
+from pagecast.planner_app.dashboard.what_if.choices import headline, key
 from pagecast.planner_app.planner.tune.choice import BLOCK_SIZE, HBM, Choice, Standing
+from pagecast.planner_app.planner.tune.worth import worth
 
 pytestmark = pytest.mark.usefixtures("no_browser")
 SMALL = {"requests": 60, "seed": 77}
@@ -25,6 +26,8 @@ def test_the_words_say_now_best_and_what_it_is_worth() -> None:
     assert worth(more) == "196 users at once keep the SLO now, 302 with 0.90: +54%."
     less = choice(HBM, (0.9, 302, 1.0, 109.0), (0.5, 302, 1.0, 50.0))
     assert "as many as with 0.50, which leaves 59 GiB" in worth(less)
+    rates = choice(HBM, (0.55, 302, 1.0, 60.0, 29.1), (0.75, 302, 1.0, 88.0, 31.5))
+    assert worth(rates) == "302 users at once keep the SLO now, +8% requests per second."
     same = choice(BLOCK_SIZE, (16, 302, 1.0, 109.0), (16, 302, 1.0, 109.0))
     assert headline(BLOCK_SIZE, 16, same) == "16 is best" and not same.changes
     none = choice(BLOCK_SIZE, (16, 0, None, 109.0), (16, 0, None, 109.0), 0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion
+from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion, LoadTrial
 from pagecast.planner_app.planner.capacity.options import PlanOptions
 from pagecast.planner_app.planner.capacity.planning import plan
 from pagecast.planner_app.planner.capacity.users import Load
 from pagecast.planner_app.planner.slo import Slo
-from pagecast.planner_app.planner.tune.choice import BLOCK_SIZE, HBM, Choice, budgets, choose
+from pagecast.planner_app.planner.tune import choice
+from pagecast.planner_app.planner.tune.choice import BLOCK_SIZE, HBM, Choice, Standing, budgets, choose
 from pagecast.planner_app.planner.tune.setting import Tuning
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario
@@ -42,7 +43,7 @@ def holds(choice: Choice, value: float, users: int, trace) -> bool:
 @pytest.mark.parametrize("knob", [BLOCK_SIZE, HBM])
 def test_the_best_admits_no_fewer_than_any_value_that_was_tried(knob: str, trace) -> None:
     told: list[int] = []
-    choice = choose(trace, SMALL, knob, SLO, lambda done, total: told.append(done))
+    choice = choose(trace, SMALL, knob, SLO, lambda done, total: told.append(done), lasting=False)
     assert choice.best.users >= choice.now.users > 0
     assert told == sorted(told) and told[-1] <= 24
     assert holds(choice, choice.best.value, choice.best.users, trace)
@@ -58,7 +59,7 @@ def test_budgets_at_which_the_engine_does_not_start_are_not_tried() -> None:
 
 
 def test_where_one_user_breaks_the_slo_nothing_is_best(trace) -> None:
-    choice = choose(trace, SMALL, BLOCK_SIZE, "ttft_p99<1us")
+    choice = choose(trace, SMALL, BLOCK_SIZE, "ttft_p99<1us", lasting=False)
     assert (choice.load, choice.now.users, choice.changes) == (0, 0, False)
 
 
@@ -69,4 +70,39 @@ def test_plan_tune_and_the_cards_admit_the_same_users(trace) -> None:
     assert planned is not None
     tuned = Tuning(trace, SMALL, BLOCK_SIZE, Slo.parse(SLO)).run(SMALL.block_size)
     assert tuned["admissible_concurrency"] == planned.value
-    assert choose(trace, SMALL, HBM, SLO).now.users == planned.value
+    assert choose(trace, SMALL, HBM, SLO, lasting=False).now.users == planned.value
+
+
+class Told(choice._Runs):
+    """Values of which is told what they admit: users, and requests per second in the trace's own."""
+
+    def __init__(self, told: dict[float, tuple[int, float]]) -> None:
+        self.told, self.rate, self.knob, self.made = told, 10.0, "", {}
+
+    def users(self, value: float) -> int:
+        return self.told[value][0]
+
+    def most(self, value: float, users: int) -> float:
+        return self.told[value][1]
+
+    def at(self, value: float, load: Load) -> LoadTrial:
+        admits = self.told[value][0 if load.kind == "concurrency" else 1]
+        return LoadTrial(load.amount, load.amount <= admits, (), 0.0, 1.0, 1.0, ttft_mean_s=1.0)
+
+    def standing(self, value: float, users: int, load: int, rate: float | None = None) -> Standing:
+        return Standing(value, users, 1.0, 100 * value, None if rate is None else rate * 10.0)
+
+
+def test_a_budget_that_admits_as_many_users_at_a_lower_rate_is_not_best() -> None:
+    """Sessions that pause lose their blocks, of which users who never pause show nothing."""
+    told = {0.3: (200, 1.0), 0.5: (300, 2.7), 0.7: (300, 3.1), 0.9: (300, 3.1)}
+    best = choice._by_budget(Told(told), 0.9, sorted(told))
+    assert (best.best.value, best.best.rate) == (0.7, 31.0)
+    worse = choice._by_budget(Told(told), 0.5, sorted(told))
+    assert (worse.now.rate, worse.best.value) == (27.0, 0.7)
+
+
+def test_a_block_size_that_takes_more_of_one_load_and_less_of_the_other_is_not_best() -> None:
+    told = {16: (300, 3.0), 32: (300, 3.3), 64: (340, 2.0), 128: (200, 4.0)}
+    assert choice._by_size(Told(told), 16, sorted(told)).best.value == 32
+    assert choice._by_size(Told({16: (300, 3.0), 32: (300, 3.0)}), 16, (16, 32)).best.value == 16
