@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pagecast.engine.backend import Pages, PromptChunks, Shape
 from pagecast.kernels.capabilities import processors_of
 from pagecast.kernels.copy_blocks import copy_blocks
-from pagecast.kernels.decode_schedule import DecodeSchedule, DecodeShape
+from pagecast.kernels.decode_schedule import FEW_ROWS, DecodeSchedule, DecodeShape
 from pagecast.kernels.merge_pieces import Pieces
 from pagecast.kernels.paged_decode import paged_decode
 from pagecast.kernels.paged_prefill import paged_prefill
@@ -62,8 +62,9 @@ class WideBlocks:
 class TritonBackend:
     """Reads lengths, tables and tiles on the device, so that steps can be captured in CUDA graphs.
 
-    Layers with one window share the schedule of a step. All share its plan of the prompts, which cuts no
-    tiles where a layer has a window. An fp8 cache is widened, layer by layer, for steps with many new tokens.
+    Layers with one window share the schedule of a step; there is one for few rows and one for more. All share
+    its plan of the prompts, which cuts no tiles where a layer has a window. An fp8 cache is widened, layer by
+    layer, for steps with many new tokens.
     """
 
     name = "triton"
@@ -80,8 +81,11 @@ class TritonBackend:
             sizes = shape.heads, kv_heads, head_dim, shape.dtype
             self._pieces = Pieces(*sizes, kv.device, processors, self._rows.most)
         self._schedules = {
-            window: DecodeSchedule(
-                DecodeShape(shape.heads, kv_heads, head_dim, kv.dtype, window), shape.max_rows, kv.device
+            window: tuple(
+                DecodeSchedule(
+                    DecodeShape(shape.heads, kv_heads, head_dim, kv.dtype, window), rows, kv.device
+                )
+                for rows in (FEW_ROWS, shape.max_rows)
             )
             for window in dict.fromkeys(shape.windows)
         }
@@ -160,8 +164,8 @@ class TritonBackend:
         if self._wide is not None:
             self._wide.begin(pages)
         if pages.decode_rows:
-            for schedule in self._schedules.values():
-                schedule.update(pages.decode_lens)
+            for schedules in self._schedules.values():
+                schedules[pages.decode_rows > FEW_ROWS].update(pages.decode_lens)
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
         """Attention of queries `q` [tokens, heads, head_dim] in one layer: one launch per kind of row."""
@@ -171,7 +175,11 @@ class TritonBackend:
         n, window = pages.decode_rows, shape.windows[layer]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if n:
-            table, lens, schedule = pages.decode_table, pages.decode_lens, self._schedules[window]
+            table, lens, schedule = (
+                pages.decode_table,
+                pages.decode_lens,
+                self._schedules[window][n > FEW_ROWS],
+            )
             # The layer's matrix products have run since the schedule was made.
             options: dict[str, Any] = {"schedule": schedule, "window": window, "settled": True}
             paged_decode(q[:n], keys, values, table, lens, out=out[:n], **options)

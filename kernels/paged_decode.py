@@ -37,7 +37,7 @@ from pagecast.kernels.tile import (
 )
 from torch import Tensor
 
-AT_ONCE = 4
+AT_ONCE = 8
 
 
 @triton.jit

@@ -291,8 +291,8 @@ class HopperCut:
     K and of V are under way.
 
     `tail`: columns of a head beyond its 64th, multiplied apart; 0: all together, up to a power of two.
-    `side`: KV heads that are under way at once where there is much work; 0: all. `halved`: by the schedule of
-    `prefill_halved.py`, not by that of `prefill_overlapped.py`.
+    `side`: fewest KV heads that are under way at once where there is much work; 0: all. `halved`: by the
+    schedule of `prefill_halved.py`, not by that of `prefill_overlapped.py`.
     """
 
     warpgroups: int

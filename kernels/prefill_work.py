@@ -13,6 +13,10 @@ from triton.experimental.gluon.language.nvidia.hopper import async_copy
 # A name that changed between Triton 3.6 and 3.9.
 _fetch_rows = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
 
+# From so many KV heads on, K and V of all of them don't fit the L2 cache of an H100 where there is much work.
+MANY_HEADS = gl.constexpr(16)
+DOUBLINGS = gl.constexpr(3)  # from 2 or 4 heads under way at once up to 16 or 32
+
 
 @gluon.jit
 def count_items(items):
@@ -26,7 +30,8 @@ def find_item(turn, items, KV_HEADS: gl.constexpr, SIDE: gl.constexpr):
 
     Pieces go round the programs, to and fro: they grow shorter, so that the first program would always have
     the longest. Where there is much work, only SIDE heads are under way at once: their K and V stay in the
-    L2 cache.
+    L2 cache. Of MANY_HEADS twice as many are, and again, until each program has two pieces: all at once would
+    not stay there.
     """
     programs = gl.num_programs(0)
     item = turn * programs + gl.program_id(0)
@@ -36,15 +41,21 @@ def find_item(turn, items, KV_HEADS: gl.constexpr, SIDE: gl.constexpr):
         return item // KV_HEADS, item % KV_HEADS
     else:
         number = items // KV_HEADS
-        much = number * SIDE >= 2 * programs
-        together = gl.where(much, number * SIDE, items)
+        side = SIDE
+        if KV_HEADS >= MANY_HEADS:
+            side = number * 0 + SIDE
+            for _ in gl.static_range(DOUBLINGS):
+                more = (number * side < 2 * programs) & (KV_HEADS % (2 * side) == 0)
+                side = gl.where(more, 2 * side, side)
+        much = number * side >= 2 * programs
+        together = gl.where(much, number * side, items)
         part = item // together
         nth = item - part * together
         through = nth // programs
         back = gl.minimum((through + 1) * programs, together) - 1 - (nth - through * programs)
         nth = gl.where((through + part) % 2 == 1, back, nth)
-        head = gl.where(much, part * SIDE + nth % SIDE, nth % KV_HEADS)
-        return gl.where(much, nth // SIDE, nth // KV_HEADS), head
+        head = gl.where(much, part * side + nth % side, nth % KV_HEADS)
+        return gl.where(much, nth // side, nth // KV_HEADS), head
 
 
 @gluon.jit

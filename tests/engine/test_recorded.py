@@ -17,7 +17,7 @@ Those of "h200n" and "h200o" were recorded on two GPUs of one host with the kern
 shipped calibration of Qwen3-8B was fitted to, just before or after these: requests of the Azure trace, of the
 chat and rag samples, and Mooncake conversations at two loads.
 
-Those of "h100p" and "h100q" were recorded on two H100s, each just after its sweep: requests of the Azure
+Those of "h100t" were recorded on an H100 just after its sweep: requests of the Azure
 trace (13 per second synchronously, 15 per second asynchronously), the first 919 requests of the chat sample
 at three times its rate, requests of the rag sample, and Mooncake conversations.
 """
@@ -59,13 +59,11 @@ STEPS = {
     "h200f-qwen3-8b-verify-mixed": (295, 1390),
     "h200f-qwen3-8b-host-async": (1437, 160),
     "h200f-qwen3-0.6b-host-ngram": (524, 150),
-    "h100p-qwen3-8b-azure-sync": (2373, 357),
-    "h100p-qwen3-8b-azure-async": (1651, 143),
-    "h100p-qwen3-8b-chat-async": (5481, 919),
-    "h100p-qwen3-8b-mooncake-load": (2582, 60),
-    "h100p-qwen3-8b-rag-async": (1923, 100),
-    "h100q-qwen3-8b-azure-async": (1642, 143),
-    "h100q-qwen3-8b-chat-async": (5465, 919),
+    "h100t-qwen3-8b-azure-sync": (2395, 357),
+    "h100t-qwen3-8b-azure-async": (1653, 143),
+    "h100t-qwen3-8b-chat-async": (5512, 919),
+    "h100t-qwen3-8b-mooncake-load": (2585, 60),
+    "h100t-qwen3-8b-rag-async": (1942, 100),
     "h200g-qwen3-8b-tp2-chat": (8549, 300),
     "h200g-qwen3-8b-tp2-mooncake": (5448, 120),
     "h200j-qwen3-0.6b-fp8-rag": (12997, 120),

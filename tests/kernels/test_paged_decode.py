@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pagecast.kernels import reference
-from pagecast.kernels.decode_schedule import DecodeSchedule, DecodeShape
+from pagecast.kernels.decode_schedule import FEW_ROWS, DecodeSchedule, DecodeShape
 from pagecast.kernels.paged_decode import paged_decode
 from pagecast.kernels.rotate_store_kv import rotate_store_kv
 from pagecast.sim.core.errors import BadInput
@@ -103,6 +103,21 @@ def test_lanes_share_the_heads(
             q, cache.k, cache.v, cache.table, lens, window=window, dtype=torch.float64
         )
         assert error(out, expected) < 2e-6
+
+
+def test_a_schedule_for_few_rows_computes_what_one_for_more_does(
+    paged: Callable[..., Any], device: str
+) -> None:
+    cache = paged([130, 17, 300], 2, 64, 16, torch.float32)
+    q = torch.randn(3, 4, 64, device=device)
+    shape = DecodeShape(4, 2, 64, torch.float32)
+    few, many = (DecodeSchedule(shape, rows, device) for rows in (FEW_ROWS, FEW_ROWS + 1))
+    assert few.cut != many.cut
+    outs = []
+    for schedule in (few, many):
+        schedule.update(cache.seq_lens)
+        outs.append(paged_decode(q, cache.k, cache.v, cache.table, cache.seq_lens, schedule=schedule))
+    torch.testing.assert_close(*outs)
 
 
 def test_rows_of_length_0_are_left_alone(paged: Callable[..., Any], device: str) -> None:

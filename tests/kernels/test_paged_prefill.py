@@ -294,6 +294,63 @@ def test_tiles_cut_everywhere(
         assert error(out, expected) < 8e-3
 
 
+class _Device:
+    """`gl` for code that is run on the CPU, as one program of many."""
+
+    minimum, where = staticmethod(min), staticmethod(np.where)
+    static_range = staticmethod(range)
+
+    def __init__(self, program: int, programs: int) -> None:
+        self.program_id = lambda _: program
+        self.num_programs = lambda _: programs
+
+
+@pytest.mark.parametrize(
+    ("number", "kv_heads", "side", "most_heads"),
+    [
+        (128, 32, 2, 4),  # 4 x 4096 tokens with 32/32 heads: two heads are too few for 132 programs
+        (512, 8, 2, 2),
+        (70, 32, 4, 4),
+        (60, 32, 2, 8),
+        (7, 32, 2, 32),
+        (100, 8, 2, 8),  # K and V of eight heads stay in the cache anyway
+        (60, 18, 2, 18),  # four heads at once don't divide 18
+        (5, 8, 8, 8),
+    ],
+)
+def test_every_piece_is_computed_once_under_every_head_of_which_few_are_under_way(
+    number: int, kv_heads: int, side: int, most_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = pytest.importorskip("pagecast.kernels.prefill_work")  # needs Gluon
+    programs, items, taken = 132, number * kv_heads, []
+    for program in range(programs):
+        monkeypatch.setattr(work, "gl", _Device(program, programs))
+        turns = -(-(items - program) // programs)
+        taken += [(turn, *map(int, work.find_item.fn(turn, items, kv_heads, side))) for turn in range(turns)]
+    assert sorted((piece, head) for _, piece, head in taken) == [
+        (piece, head) for piece in range(number) for head in range(kv_heads)
+    ]
+    first = {head for turn, _, head in taken if turn == 0}
+    assert len(first) == min(most_heads, programs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kv_heads", "tokens"), [(32, 4096), (32, 1700), (16, 2500), (18, 2000)])
+def test_many_heads_of_a_few_long_sequences(
+    paged: Callable[..., Any], error: Callable[..., float], kv_heads: int, tokens: int
+) -> None:
+    lens = [tokens] * 4
+    cache = paged(lens, kv_heads, 128, 16, torch.bfloat16)
+    q = torch.randn(sum(lens), kv_heads, 128, device="cuda").bfloat16()
+    out = attend(cache, q, lens)
+    for i in range(0, kv_heads, 2):  # a float64 reference of two heads at a time
+        at = slice(i, i + 2)
+        expected = reference.paged_prefill(
+            q[:, at], cache.k[:, :, at], cache.v[:, :, at], cache.table, lens, lens, dtype=torch.float64
+        )
+        assert error(out[:, at], expected) < 8e-3
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dim", [64, 96, 128])
 @pytest.mark.parametrize("slope", [-0.2, 0.01, 0.05, 0.2])

@@ -28,7 +28,7 @@ def test_kernels_are_known_by_their_digest_and_those_of_other_engines_by_the_ver
 
 
 def test_a_forecast_of_a_run_of_other_kernels_says_so_and_no_run_that_judges_is_one():
-    run = RecordedRun.load(RUNS / "h100p-qwen3-8b-azure-async")
+    run = RecordedRun.load(RUNS / "h100t-qwen3-8b-azure-async")
     assert "other kernels" not in expected_error(forecast(run, "auto", replicates=0, workers=1))
     other = replace(run, meta={**run.meta, "kernels": "another"})
     assert "fitted to other kernels (" in expected_error(forecast(other, "auto", replicates=0, workers=1))
