@@ -58,7 +58,7 @@ def simulated_replica(
     )
     if options.record is not None:
         folder = options.record if options.replicas == 1 else options.record / f"replica-{number}"
-        meta = _meta(scenario, limits, simulation)
+        meta = _meta(scenario, limits, simulation) | {"key_lookahead": spec.key_lookahead}
         backend.history.add(JournalKeeper(folder, meta, segment_bytes=options.record_segment_bytes))
     if options.kv_events_endpoint is not None:
         publisher = Publisher(

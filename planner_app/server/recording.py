@@ -28,7 +28,7 @@ class JournalKeeper:
 
     def submitted(self, request: Request, generation: Generation, at_ns: int) -> None:
         block_size = request.keys.block_size
-        blocks = request.prompt_tokens // block_size
+        blocks = _whole_blocks(request, request.prompt_tokens)
         self._journal.submitted(
             request,
             at_ns,
@@ -50,7 +50,7 @@ class JournalKeeper:
 
     def ended(self, request: Request, generation: Generation, at_ns: int) -> None:
         tokens = 0 if request.state is State.REJECTED else request.output_tokens
-        blocks = (request.prompt_tokens + tokens) // request.keys.block_size
+        blocks = _whole_blocks(request, request.prompt_tokens + tokens)
         self._journal.ended(request, at_ns, tokens, request.keys.digests[:blocks])
 
     def verified(self, plan: StepPlan, outcome: Outcome) -> None:
@@ -66,3 +66,8 @@ class JournalKeeper:
     def close(self) -> None:
         """Puts a recorded run in the journal's place."""
         self._writer.close()
+
+
+def _whole_blocks(request: Request, tokens: int) -> int:
+    """Blocks of the first `tokens` tokens whose keys cover none beyond."""
+    return max(tokens - request.keys.lookahead, 0) // request.keys.block_size

@@ -111,6 +111,7 @@ class SimulatedBackend:
         log_events: bool = False,
     ) -> None:
         self.limits = spec.limits
+        self._lookahead = spec.key_lookahead
         self.max_model_len = max_model_len
         self.observer: Observer | None = None
         self.clock = WallClock(scale)
@@ -144,7 +145,10 @@ class SimulatedBackend:
         now = self.now()
         output = self._answers.write(generation, self.max_model_len)
         keys = BlockKeys.of_ids(
-            self.limits.block_size, np.asarray(generation.prompt, np.int64), _scope(generation)
+            self.limits.block_size,
+            np.asarray(generation.prompt, np.int64),
+            _scope(generation),
+            lookahead=self._lookahead,
         )
         keys.extend(output)
         request = Request(

@@ -261,7 +261,7 @@ class _RunBuilder:
             for step in self.steps:
                 out.write(json.dumps(_step(step, blocks)) + "\n")
         with _zipped(place / "inputs.jsonl.gz") as out:
-            for line in self._inputs(int(meta["config"]["block_size"])):
+            for line in self._inputs(int(meta["config"]["block_size"]), int(meta.get("key_lookahead", 0))):
                 out.write(json.dumps(line) + "\n")
         if self._transfers:
             with _zipped(place / TRANSFERS) as out:
@@ -287,9 +287,9 @@ class _RunBuilder:
         cached = self._cached.get(row, 0)
         return [row, arrival / NS, at / NS, prompt, output, first, finish, cached, out, cancelled, reason]
 
-    def _inputs(self, block_size: int) -> Iterator[dict[str, Any]]:
+    def _inputs(self, block_size: int, lookahead: int) -> Iterator[dict[str, Any]]:
         """The requests as they were submitted, prompts as spans: equal tokens have equal names."""
-        names = _Names(block_size)
+        names = _Names(block_size, lookahead)
         for row, (arrival, _, prompt, output, priority, adapter, salt, blocks, tail) in enumerate(
             self._submissions
         ):
@@ -312,11 +312,13 @@ class _Names:
     """Names for the tokens of requests, told by the digests of their blocks of `block_size` tokens.
 
     A request's tokens are a text of its own, `row`, except for the blocks that it has in common with an
-    earlier request, which keep the names they have there.
+    earlier request, which keep the names they have there. `lookahead`: tokens after a block that its digest
+    covers.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, lookahead: int) -> None:
         self._block_size = block_size
+        self._lookahead = lookahead
         self._spans: list[list[_Span]] = []  # of prompt and output of each row
         self._first: dict[int, int] = {}  # the row in which a block was named
         self._whole: dict[tuple[int, int], int] = {}  # the row in which a prompt was
@@ -341,19 +343,23 @@ class _Names:
         while common < len(every) and every[common] in first:
             common += 1
         twin = self._whole.setdefault(key, row)
-        if twin != row and common * self._block_size > prompt:
+        if twin != row and self._shared(common) > prompt:
             # The same prompt was answered with the same tokens before: the answer keeps its name too.
             other = spans[first[every[common - 1]]]
             content, offset, _ = _cut_from(other, prompt)
             return _cut(other, prompt), (content, offset)
-        common = min(common, prompt // self._block_size)
-        shared = common * self._block_size
+        common = min(common, max(prompt - self._lookahead, 0) // self._block_size)
+        shared = self._shared(common)
         own = _cut(spans[first[every[common - 1]]], shared) if common else []
         if shared < prompt:
             if twin != row:
                 return _cut(spans[twin], prompt), (row, prompt)
             own = [*own, (row, shared, prompt - shared)]
         return own, (row, prompt)
+
+    def _shared(self, blocks: int) -> int:
+        """Tokens that are equal where so many blocks are."""
+        return blocks * self._block_size + self._lookahead if blocks else 0
 
 
 def _cut(spans: list[_Span], length: int) -> list[_Span]:

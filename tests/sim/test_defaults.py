@@ -29,6 +29,16 @@ def test_defaults_of_vllm_are_those_that_its_own_code_gave(path):
         assert own == wanted, (model, gpu)
 
 
+def test_defaults_of_sglang_are_those_that_its_own_code_gave():
+    """NVIDIA's GPUs, one and four, with ten models; tests/differential/record_sglang_defaults.py."""
+    rows = json.loads(lzma.decompress((RECORDED / "sglang-0.5.23.json.xz").read_bytes()))
+    assert len(rows) == 620
+    for model, gpu, gpus, *wanted in rows:
+        scenario = Scenario(engine="sglang", model=model, gpu=gpu, tensor_parallel_size=gpus)
+        own = [getattr(scenario, name) for name in (NAMES[0], NAMES[2], "block_size")]
+        assert own == wanted, (model, gpu, gpus)
+
+
 def shown(gpu: str) -> str:
     """The row of a GPU in the table of the page."""
 
@@ -62,7 +72,7 @@ def test_the_page_has_the_defaults_that_are_the_same_everywhere():
 
 
 def test_what_is_chosen_stays_and_what_is_not_follows_the_gpu_and_the_version():
-    scenario = Scenario(gpu="B200", max_num_seqs=64)
+    scenario = Scenario(engine="vllm@0.24", gpu="B200", max_num_seqs=64)
     assert (scenario.max_num_seqs, scenario.max_num_batched_tokens) == (64, 8192)
     newer = scenario.changed(engine="vllm@0.28.1")
     assert (newer.engine, newer.max_num_seqs, newer.max_num_batched_tokens) == ("vllm@0.28", 64, 16_384)
@@ -79,7 +89,7 @@ def test_limits_of_vllm_bound_each_other():
 def test_a_saved_scenario_leaves_open_what_the_version_decides(tmp_path):
     Scenario(gpu="L4").save(tmp_path / "scenario.yaml")
     again = Scenario.load(tmp_path / "scenario.yaml", gpu="H200")
-    assert (again.engine, again.max_num_seqs) == ("vllm@0.24", 1024)
+    assert (again.engine, again.max_num_seqs) == ("vllm@0.33", 1024)
 
 
 def test_our_own_engine_takes_its_own_defaults():
@@ -90,7 +100,7 @@ def test_our_own_engine_takes_its_own_defaults():
 
 
 def test_a_cache_that_holds_no_longest_sequence_is_vllms_start_up_error():
-    with pytest.raises(BadInput, match=r"vLLM 0\.24 does not start: .*max seq len \(40960\)") as error:
+    with pytest.raises(BadInput, match=r"vLLM 0\.33 does not start: .*max seq len \(40960\)") as error:
         Scenario(gpu="L4").limits()
     assert "5.62 GiB KV cache is needed" in str(error.value)
     fits = int(str(error.value).split("maximum model length is ")[1].split(":")[0])

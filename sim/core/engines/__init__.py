@@ -5,5 +5,5 @@ An engine's folder has its rules, the settings that only it has, the names that 
 profiles share. Rules that several engines follow are in `sim/core/rules`.
 """
 
-DEFAULT_ENGINE = "vllm@0.24"
-"""The engine where none is chosen: the version that shipped calibrations were recorded with."""
+DEFAULT_ENGINE = "vllm@0.33"
+"""The engine where none is chosen: the newest version that is known."""

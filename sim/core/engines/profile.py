@@ -228,8 +228,8 @@ class Profile:
         """The host tier; None where there is none."""
         return None
 
-    def holding_order(self, limits: Limits) -> Order | None:
-        """The order of waiting requests that hold blocks, where they come before all others."""
+    def holding_order(self, limits: Limits, order: Order) -> Order | None:
+        """The order of waiting requests that hold blocks, where they come before those of `order`."""
         return None
 
     def window_rules(self) -> WindowRules:
@@ -248,10 +248,11 @@ class Profile:
         memory.key_lookahead = self.key_lookahead(limits, recomputes_block=recomputes)
         if recomputes and not memory.key_lookahead:
             memory.leave_out_last_blocks()
+        order = self.order(limits)
         lifecycle = Lifecycle(
             limits,
             memory,
-            Queue(self.order(limits), memory, self.holding_order(limits)),
+            Queue(order, memory, self.holding_order(limits, order)),
             running,
             log,
             drafter,

@@ -25,6 +25,12 @@ class WeightedFair:
         self._waiting: dict[str, deque[Request]] = {}
         self._service: dict[str, float] = {}
 
+    def beside(self) -> WeightedFair:
+        """An order of other requests of the same tenants: what they are served counts in both."""
+        other = WeightedFair(self._tenants)
+        other._service = self._service
+        return other
+
     def __iter__(self) -> Iterator[Request]:
         for tenant in sorted(self._waiting, key=self._service.__getitem__):
             yield from self._waiting[tenant]

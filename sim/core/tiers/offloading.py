@@ -99,9 +99,9 @@ class Offloading:
         return request in self._abandoned
 
     def has_transfers(self, request: Request) -> bool:
-        """Whether transfers of a request, live or not, are under way."""
+        """Whether transfers of a request, live or not, are under way, or come with the next plan."""
         progress = self._progress.get(request)
-        return progress is not None and bool(progress.jobs)
+        return progress is not None and (bool(progress.jobs) or request in self._endings)
 
     @property
     def keeps_blocks(self) -> bool:

@@ -16,7 +16,7 @@ def test_replicas_share_a_trace(capsys):
     printed = capsys.readouterr().out
     assert "200 completed" in printed
     assert "3 replicas on 3 GPUs behind least-loaded" in printed
-    assert "chat: 200 requests on Qwen/Qwen3-8B, 3 replicas, 3 GPUs, vLLM 0.24" in printed
+    assert "chat: 200 requests on Qwen/Qwen3-8B, 3 replicas, 3 GPUs, vLLM 0.33" in printed
     assert "replica-2 (1 x H200)" in printed
 
 

@@ -25,7 +25,7 @@ def test_json_is_one_object_whose_items_add_up() -> None:
     assert body["bytes_per_token"]["theoretical"] == 147_456
     assert body["sequences"]["2048"] == body["num_gpu_blocks"] // 128
     assert body["limit"] == "gpu_memory_utilization 0.92"
-    assert (body["engine"], body["defaults"]["max_num_seqs"]) == ("vllm@0.24", 1024)
+    assert (body["engine"], body["defaults"]["max_num_seqs"]) == ("vllm@0.33", 1024)
 
 
 def test_the_table_shows_every_item_the_blocks_and_what_fits() -> None:

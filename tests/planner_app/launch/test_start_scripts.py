@@ -65,7 +65,7 @@ nohup python3 -m vllm.entrypoints.openai.api_server "${ARGS[@]}" &
         "vllm",
         {
             "model": "Qwen/Qwen3-30B-A3B",
-            "engine": "vllm@0.24",
+            "engine": "vllm@0.33",
             "moe_data_parallel_size": 4,
             "enable_expert_parallel": True,
             "max_model_len": 32000,
@@ -94,7 +94,7 @@ nohup python3 -m vllm.entrypoints.openai.api_server "${ARGS[@]}" &
         "vllm",
         {
             "model": "Qwen/Qwen3-8B",
-            "engine": "vllm@0.24",
+            "engine": "vllm@0.33",
             "max_num_batched_tokens": 4096,
             "max_loras": 4,
             "kv_offloading_size": 16.0,
@@ -277,7 +277,7 @@ spec:
     command: --model Qwen/Qwen3-8B --kv-cache-memory-bytes 8G
 """,
         "vllm",
-        {"model": "Qwen/Qwen3-8B", "engine": "vllm@0.24", "num_gpu_blocks": 3639},
+        {"model": "Qwen/Qwen3-8B", "engine": "vllm@0.33", "num_gpu_blocks": 3639},
         notes=("VLLM_ATTENTION_BACKEND of the environment",),
     ),
 ]

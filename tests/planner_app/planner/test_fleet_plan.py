@@ -79,7 +79,7 @@ def test_a_plan_says_what_it_is_for_how_far_to_trust_it_and_what_was_not_served(
     assert [(each["completed"], each["rejected"]) for each in counts] == [(58, 2)] * 2
     assert run(command) == 0
     printed = capsys.readouterr().out
-    first = "chat: 60 requests on Qwen/Qwen3-8B, replicas of 1 x L40S, vLLM 0.24, costs roofline"
+    first = "chat: 60 requests on Qwen/Qwen3-8B, replicas of 1 x L40S, vLLM 0.33, costs roofline"
     assert printed.splitlines()[0] == first
     assert "cost: of 60 requests 58 completed, 2 rejected" in printed
     assert "session: of 60 requests 58 completed, 2 rejected" in printed

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 from pagecast.sim.core.cache_policy import ByPriority, CachePolicy
@@ -15,6 +16,7 @@ from pagecast.sim.core.check import check, check_counts
 from pagecast.sim.core.engines.registry import PROFILES
 from pagecast.sim.core.engines.sglang.settings import SglangSettings
 from pagecast.sim.core.engines.trtllm.settings import CHUNKING, TrtllmSettings
+from pagecast.sim.core.engines.vllm.profile import VLLM
 from pagecast.sim.core.identity.content import token_ids
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import Scope
@@ -82,6 +84,8 @@ def sglang_limits_from(draw: Iterator[int], seqs: int) -> Limits:
 class Life:
     """A scheduler with everything that ever happened to it; `operate` does one random operation."""
 
+    profiles = PROFILES
+
     def __init__(
         self,
         draw: Iterator[int],
@@ -99,7 +103,7 @@ class Life:
         if tenants is not None:
             self.limits = replace(self.limits, policy="fcfs", tenants=Tenants.parse(tenants))
         self.retains = policy is not None and isinstance(policy.eviction, ByPriority)
-        rules = CacheRules(policy or CachePolicy()).applied(PROFILES[profile])
+        rules = CacheRules(policy or CachePolicy()).applied(self.profiles[profile])
         self.s = Scheduler(self.limits, rules, log=(next(draw) % 4 == 0) | log)
         self.ids = ids
         self.plans: list = []
@@ -223,6 +227,8 @@ def endless(data: bytes) -> Iterator[int]:
 
 class TwinLife(Life):
     """The same life lived by the reference scheduler beside the core; `compare` holds them together."""
+
+    profiles: ClassVar = {"vllm": VLLM}  # the version of the reference
 
     def __init__(self, draw: Iterator[int], *, ids: bool = False) -> None:
         super().__init__(draw, "vllm", ids=ids)

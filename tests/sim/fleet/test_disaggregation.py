@@ -245,7 +245,11 @@ def test_a_prompt_of_a_model_with_windows_waits_until_all_its_blocks_are_free():
     """Blocks are reserved for every token of it, those that leave a window before the end, too."""
     table = pd.DataFrame({"arrival_s": [0.0, 0.1], "input_tokens": [800, 400], "output_tokens": [5, 5]})
     scenario = Scenario(
-        model="openai/gpt-oss-20b", costs="roofline", num_gpu_blocks=80, max_num_batched_tokens=256
+        engine="vllm@0.24",
+        model="openai/gpt-oss-20b",
+        costs="roofline",
+        num_gpu_blocks=80,
+        max_num_batched_tokens=256,
     )
     result = replay_fleet(Trace("windows", table), scenario, apart())
     assert result.summary["completed"] == 2

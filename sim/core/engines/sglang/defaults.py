@@ -35,7 +35,7 @@ def defaults(deployment: Deployment) -> dict[str, Any]:
     fraction = _static_fraction(deployment, chunk, min(largest, deployment.given("max_num_seqs", largest)))
     longest = deployment.given("max_model_len", deployment.longest)
     return {
-        "block_size": 64 if deployment.data_centre_blackwell else 1,
+        "block_size": 64 if deployment.data_centre_blackwell and not deployment.states else 1,
         "gpu_memory_utilization": fraction,
         "max_num_seqs": _requests(deployment.kv_tokens(fraction), longest),
         "max_num_batched_tokens": chunk,

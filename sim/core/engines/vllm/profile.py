@@ -26,6 +26,7 @@ from pagecast.sim.core.memory.window_rules import WindowRules
 from pagecast.sim.core.parts import Parts
 from pagecast.sim.core.queue import Order
 from pagecast.sim.core.rules.admission import WholeSequence
+from pagecast.sim.core.rules.fair_order import WeightedFair
 from pagecast.sim.core.rules.order import FirstComeFirstServed
 from pagecast.sim.core.rules.queue_limits import QueueLimits
 from pagecast.sim.core.rules.rules import Admission, MakeAdmission, MakeVictim, Mix, Victim
@@ -186,9 +187,11 @@ class VllmProfile(Profile):
             parts = parts._replace(stride=SingleSteps(lifecycle, lifecycle.memory, parts.step))
         return parts
 
-    def holding_order(self, limits: Limits) -> Order | None:
-        """The order of requests that wait for a load, where they come before all others."""
-        return None if self.rules.passed_over_stay_ahead or limits.host is None else self.order(limits)
+    def holding_order(self, limits: Limits, order: Order) -> Order | None:
+        """The order of requests that wait for a load, where they come before those of `order`."""
+        if self.rules.passed_over_stay_ahead or limits.host is None:
+            return None
+        return order.beside() if isinstance(order, WeightedFair) else self.order(limits)
 
     def offloading(
         self, limits: Limits, memory: OffloadableMemory, running: Running, log: EventLog

@@ -225,7 +225,7 @@ def test_the_command_prints_a_table_a_reason_and_a_page(tmp_path, capsys):
     lead, tail = written.split("<h2>")[0], written.split("Scenario</h2>")[1]
     costs = Scenario().step_costs()
     assert f"costs {costs.name}" in printed and f"note: {sentence(costs.expected_error())}" in printed
-    assert f"1 x H200 with Qwen/Qwen3-8B, as vLLM 0.24 would; step costs: {costs.name}." in lead
+    assert f"1 x H200 with Qwen/Qwen3-8B, as vLLM 0.33 would; step costs: {costs.name}." in lead
     assert "max_num_batched_tokens" in tail and "step costs used" in tail
     assert pagecast([*command, "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
