@@ -29,7 +29,8 @@ def specification(seed: int, *features: str) -> Spec:
         for group in spec["config"]["kv_groups"]:
             if "chunk" in group:
                 group["window"] = group.pop("chunk")  # EAGLE does not work with chunks
-            states = group.get("state") and "block_size" in group  # one for each draft token
+            # Where prefixes are cached, a block of states for each draft token.
+            states = group.get("state") and spec["config"]["enable_prefix_caching"]
             size = 1 if states else group["block_size"]
             spec["config"]["usable_blocks"] += -(-MOST_DRAFTS // size) + 1
     for feature in features:
@@ -37,11 +38,14 @@ def specification(seed: int, *features: str) -> Spec:
     return spec
 
 
-def blocks_held(group: dict[str, Any], tokens: int, batch: int) -> int:
-    """Blocks of a group that one request of so many tokens needs to get through, in steps of `batch`."""
+def blocks_held(group: dict[str, Any], tokens: int, batch: int, *, cached: bool) -> int:
+    """Blocks of a group that one request of so many tokens needs to get through, in steps of `batch`.
+
+    `cached`: prefixes are.
+    """
     size = group["block_size"]
     if group.get("state"):
-        return 2 + ("exported" in group) if "block_size" in group else 1
+        return 2 + ("exported" in group) if cached else 1
     if "window" in group:
         return -(-min(group["window"] - 1 + batch, tokens) // size) + 1
     if "chunk" in group:
@@ -61,7 +65,9 @@ class HybridDraw(Draw):
         config["block_size"] = gcd(*(group["block_size"] for group in groups if not group.get("state")))
         longest = max(request["input_tokens"] + request["output_tokens"] for request in spec["requests"])
         batch = config["max_num_batched_tokens"]
-        config["usable_blocks"] = self.blocks(sum(blocks_held(group, longest, batch) for group in groups))
+        cached = config["enable_prefix_caching"]
+        held = sum(blocks_held(group, longest, batch, cached=cached) for group in groups)
+        config["usable_blocks"] = self.blocks(held)
         return spec
 
     def groups(self, size: int, caching: bool) -> list[Spec]:

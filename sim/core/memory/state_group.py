@@ -25,17 +25,15 @@ from pagecast.sim.core.request import Request, State
 class StateTable(Table):
     """A table whose blocks stand apart: `at` has the place of each of `held`, of one row each.
 
-    `started`: it has had its first chunk. `exported`: the place and the tokens of the state that the newest
-    chunk exports; None: it exports none.
+    `started`: it has had its first chunk.
     """
 
-    __slots__ = ("at", "exported", "started")
+    __slots__ = ("at", "started")
 
     def __init__(self, nothing: array[int], width: int = 1) -> None:
         super().__init__(nothing, width)
         self.at: list[int] = []
         self.started = False
-        self.exported: tuple[int, int] | None = None
 
     def has(self, place: int) -> bool:
         """Whether a place has a block."""
@@ -68,7 +66,7 @@ class StateGroup(LayerGroup):
             return blocks
         started = table is not None and table.started
         start = request.computed_tokens
-        exports = self._exports(request) and self._exported(request, table, start, tokens) is not None
+        exports = self._in_chunks(request) and self._exports(request, table, start, tokens)
         return min(blocks, 1 + exports + (0 if started else self.spec.drafts))
 
     def still_needed(self, table: Table | None, tokens: int) -> int:
@@ -86,31 +84,27 @@ class StateGroup(LayerGroup):
             idle = not extent.holders
             if (extent.key, extent.number + low * extent.units) in self.just_stored:
                 return self.pool.num_blocks + 1  # the step that computes the state is still to come
-        exports = self._exported(request, None, hit_tokens, tokens) is not None
+        exports = self._exports(request, None, hit_tokens, tokens)
         blocks = self.spec.blocks_of(tokens) - places
         if blocks > 0:
             blocks = min(blocks, 1 + exports + self.spec.drafts)
         return blocks + idle
 
-    def _exports(self, request: Request) -> bool:
+    def _in_chunks(self, request: Request) -> bool:
         """Whether a request computes chunks, so that its computed tokens are known."""
         return bool(self.spec.drafts) or request.state is not State.DECODE
 
-    def _exported(
-        self, request: Request, table: Table | None, start: int, end: int
-    ) -> tuple[int, int] | None:
-        """The place and the tokens of the state that a chunk exports; None where it exports none."""
-        at = self.last_end(end)
+    def _exports(self, request: Request, table: Table | None, start: int, end: int) -> bool:
+        """Whether a chunk exports a state, and takes a block for it."""
         place = -(-end // self._size) - 2
         prompt_end = max(request.prompt_tokens, request.known_tokens - 1)
-        if end < prompt_end or place < 0 or not self._can_export(start, end, at):
-            return None
+        if end < prompt_end or place < 0 or not self._can_export(start, end, self.last_end(end)):
+            return False
         if table is not None and place < table.places:
             assert isinstance(table, StateTable)
             drafts = table.started and place >= table.places - self.spec.drafts
-            if table.has(place) and not drafts:
-                return None
-        return place, at
+            return drafts or not table.has(place)
+        return True
 
     def _can_export(self, start: int, end: int, at: int) -> bool:
         """Whether a kernel exports the state at token `at` within the chunk from `start` to `end`."""
@@ -146,12 +140,10 @@ class StateGroup(LayerGroup):
         assert isinstance(table, StateTable)
         drafts = self.spec.drafts
         places = self.spec.blocks_of(tokens)
-        table.exported = None
-        if self._exports(request):
-            table.exported = self._exported(request, table, request.computed_tokens, tokens)
+        exports = self._in_chunks(request) and self._exports(request, table, request.computed_tokens, tokens)
         before = table.places
-        if places > before or table.exported is not None:
-            skipped = places - drafts - 1 - (table.exported is not None)
+        if places > before or exports:
+            skipped = places - drafts - 1 - exports
             last = max(before, skipped)
             if table.started:
                 for place in range(before - drafts, before):
