@@ -119,7 +119,7 @@ def field_problem(
     if first["type"] in WORDS:
         bounds = first.get("ctx", {})
         least = bounds.get("ge", 0)  # the least that can be divided by, where it must be above 0
-        message = WORDS["greater_than" if 0 < least < _TINY else first["type"]].format(gt=0, **bounds)
+        message = WORDS["greater_than" if 0 < least < _TINY else first["type"]].format(**{"gt": 0, **bounds})
     if first["type"] == "less_than_equal" and first["ctx"]["le"] == 1 and 2 <= first["input"] <= 100:
         message = f"give a fraction: {first['input'] / 100:g} for {first['input']:g}%"
     return f"{name} is {first['input']!r}: {message}" if place else message

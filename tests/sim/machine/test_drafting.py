@@ -12,11 +12,12 @@ from pagecast.sim.machine.models import model
 from pagecast.sim.scenario import Scenario
 
 QWEN = "Qwen/Qwen3.6-27B"
+STATES = (KvKind.STATE, KvKind.CHECKPOINT)
 
 
 def blocks_of_states(**options: Any) -> int:
     layout = Scenario.make({"model": QWEN, "gpu": "H200", **options}).layout()
-    return max(spec.states for spec in layout.specs if spec.kind is KvKind.STATE)
+    return max(spec.states for spec in layout.specs if spec.kind in STATES)
 
 
 @pytest.mark.parametrize(
