@@ -24,7 +24,6 @@ from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replica.scheduler_spec import SchedulerSpec, speculation_of
-from pagecast.sim.runs.engine_rules import rules_of_run
 from pagecast.sim.runs.external_events import Endings, ExternalEventKind, Outside, outside
 from pagecast.sim.runs.host_tier import host_tier_of
 from pagecast.sim.runs.kv_groups import drafter_groups, recorded_groups
@@ -265,12 +264,9 @@ class DecisionReplay:
             self.idle_differences.append((what.time_ns, "; ".join(wrong)))
 
 
-def compare_decisions(run: RecordedRun, profile: Profile | None = None) -> DecisionReport:
-    """Replays a recorded run and counts the steps and prefix hits that are the same.
-
-    `profile`: the rules to replay it by, if not those that the run names (`rules_of_run`).
-    """
-    replay = DecisionReplay(run, rules_of_run(run.meta) if profile is None else profile)
+def compare_decisions(run: RecordedRun, profile: Profile = VLLM) -> DecisionReport:
+    """Replays a recorded run and counts the steps and prefix hits that are the same."""
+    replay = DecisionReplay(run, profile)
     matched = 0
     first: str | None = None
     first_ns = _FOREVER

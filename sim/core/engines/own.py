@@ -38,7 +38,6 @@ OWN = OwnProfile(
     summary="our own GPU engine, which runs vLLM's rules",
     version="0.24",
     title="pagecast with the rules of vLLM",
-    keeps_planned=True,
     pipelined=True,
     offloads=True,
     hybrid=True,

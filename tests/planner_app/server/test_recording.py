@@ -18,6 +18,7 @@ from pagecast.planner_app.server.generation import Bell, Generation, Sampling
 from pagecast.sim.core.engines.registry import profile
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import replay
+from pagecast.sim.runs.engine_rules import rules_of_run
 from pagecast.sim.runs.journal import JournalWriter, segments
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.transfers import DISK
@@ -31,7 +32,7 @@ SERVED = Path(__file__).parent / "recorded" / "h200-qwen3-0.6b-departures"
 
 def test_a_run_of_the_engine_behind_http_with_departures_is_replayed() -> None:
     run = RecordedRun.load(SERVED)
-    report = compare_decisions(run)
+    report = compare_decisions(run, rules_of_run(run.meta))
     assert report.ok, report.first_mismatch
     assert (report.steps_matched, report.requests) == (1671, 120)
     assert run.requests["cancelled_s"].notna().sum() == 34
@@ -154,7 +155,7 @@ def test_a_recorded_run_with_a_host_tier_and_drafts_makes_the_same_decisions(
 
     generations = asyncio.run(serve())
     run = RecordedRun.load(tmp_path / "run")
-    report = compare_decisions(run)
+    report = compare_decisions(run, rules_of_run(run.meta))
     assert report.ok, report.first_mismatch
     assert run.requests["tokens_out"].tolist() == [generation.count for generation in generations]
     if "kv_offloading_size" in fields:
@@ -182,10 +183,11 @@ def test_a_run_that_goes_on_is_read_as_far_as_it_went(tmp_path: Path) -> None:
         return run
 
     run = asyncio.run(serve())
-    report = compare_decisions(run)
+    report = compare_decisions(run, rules_of_run(run.meta))
     assert report.ok, report.first_mismatch
     assert run.requests["finish_s"].isna().sum() > 0
-    assert compare_decisions(RecordedRun.load(tmp_path / "run")).ok
+    again = RecordedRun.load(tmp_path / "run")
+    assert compare_decisions(again, rules_of_run(again.meta)).ok
 
 
 def test_a_journal_is_rotated_and_a_line_cut_short_is_left_out(tmp_path: Path) -> None:
@@ -226,7 +228,7 @@ def test_a_killed_server_leaves_a_run_that_lacks_less_than_a_second(tmp_path: Pa
     finally:
         process.kill()
     run = RecordedRun.load(folder)
-    assert compare_decisions(run).ok
+    assert compare_decisions(run, rules_of_run(run.meta)).ok
     seconds = float(run.steps.end_ns[-1] - run.steps.start_ns[0]) / 1e9
     assert lasted - 1 < seconds <= lasted
     assert len(run.requests) == 1 and np.isnan(run.requests["finish_s"][0])
