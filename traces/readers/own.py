@@ -9,9 +9,10 @@ Every column of the schema may stand in it (`traces/schema.py` says what each me
 `input_tokens` and `output_tokens` must, but `after` takes the place of `arrival_s`. A prompt is `spans`
 (lists of text, offset, length; here the second turn quotes the first one's output), or `block_ids` with
 `block_ids_tokens` (equal id = equal tokens; the prompt is their concatenation, cut to `input_tokens`), or
-`token_ids`; with none of them it is unique. A file uses one of the three. The first line of a generated trace
-may hold its recipe as `generated` (`traces/recipe.py`), and that of one whose clients hold requests back
-their limit: `"concurrency": {"most": 64}`.
+`token_ids`; with none of them it is unique. A file that has `token_ids` uses no other form; one with
+both of the others, blocks of several sizes or an `output_content` names a text by each block id. The
+first line of a generated trace may hold its recipe as `generated` (`traces/recipe.py`), and that of one
+whose clients hold requests back their limit: `"concurrency": {"most": 64}`.
 """
 
 from __future__ import annotations
@@ -56,16 +57,26 @@ def recognise(head: Head) -> int:
 
 def read(source: Source, *, limit: int | None = None, sort: bool = False) -> Trace:
     """Reads the file. Raises BadInput for fields missing, mistyped, or at odds with each other."""
+    try:
+        return _read(source, limit, sort, _PromptRows())
+    except _Mixed:
+        return _read(source, limit, sort, _PromptRows(texts=True))
+
+
+def _read(source: Source, limit: int | None, sort: bool, prompts: _PromptRows) -> Trace:
     names = list(REQUIRED)
-    rows, prompts = RequestRows(source, names), _PromptRows()
+    rows = RequestRows(source, names)
     recipe = concurrency = None
     seen_names = {*names, *FORMS, "block_ids_tokens", RECIPE, CONCURRENCY}
+    recorded = source.path.name == "inputs.jsonl.gz"
     for record in records(source, limit):
         for name in record.values.keys() - seen_names:
             seen_names.add(name)
             if name in COLUMNS:
                 names.append(name)
                 rows.include(name)
+        if recorded and record.values.get("after", -1) != -1:
+            record.values["arrival_s"] = None  # when it came then; a replay sends it after the turn before
         values = [_value(record, name) for name in names]
         prompts.add(record, values[1])
         rows.add(record.line, *values)
@@ -97,10 +108,15 @@ def _value(record: Record, name: str) -> Any:
     return record.number(name)
 
 
-class _PromptRows:
-    """The prompts so far, in the one form that a file uses."""
+class _Mixed(Exception):
+    """A file whose block ids are also texts: of spans, of outputs, or of blocks of another size."""
 
-    def __init__(self) -> None:
+
+class _PromptRows:
+    """The prompts so far. `texts`: each block id names a text of its own, so that spans may stand beside."""
+
+    def __init__(self, texts: bool = False) -> None:
+        self._texts = texts
         self._unique = 0  # prompts before the first that is given in some form
         self._form = ""
         self._rows: _Spans | _Blocks | _Ids | None = None
@@ -116,10 +132,16 @@ class _PromptRows:
             if self._rows is not None:
                 self._rows.none()
             return
+        if form == "block_ids" and (self._texts or "output_content" in record.values):
+            if not self._texts:
+                raise _Mixed
+            form = "spans"
         if self._rows is None:
             self._form, self._rows = form, _MAKERS[form](record)
             for _ in range(self._unique):
                 self._rows.none()
+        if {form, self._form} == {"spans", "block_ids"}:
+            raise _Mixed
         if form != self._form:
             raise record.fail(form, f"the lines above give prompts as {self._form}; use one of them")
         self._rows.add(record, input_tokens)
@@ -145,7 +167,7 @@ def _whole_numbers(values: Sequence[Any]) -> Sequence[int]:
 
 
 class _Spans:
-    """Prompts given as `spans`."""
+    """Prompts given as `spans`, or as `block_ids` of which each names a text."""
 
     def __init__(self, record: Record) -> None:
         self._counts, self._flat = array("q"), array("q")
@@ -154,7 +176,10 @@ class _Spans:
         self._counts.append(0)
 
     def add(self, record: Record, input_tokens: int) -> None:
-        spans = record.items("spans")
+        if record.values.get("block_ids") is not None:
+            spans = _texts(record, input_tokens)
+        else:
+            spans = record.items("spans")
         try:
             for content, offset, length in spans:
                 self._flat.extend(_whole_numbers((content, offset, length)))
@@ -166,6 +191,17 @@ class _Spans:
         flat = np.frombuffer(self._flat, dtype=np.int64).reshape(-1, 3)
         columns = (np.ascontiguousarray(flat[:, i]) for i in range(3))
         return Spans(starts(np.frombuffer(self._counts, dtype=np.int64)), *columns)
+
+
+def _texts(record: Record, input_tokens: int) -> list[tuple[Any, int, int]]:
+    """Block ids as spans: the first tokens of the text that each names, the last one cut."""
+    ids, size = record.items("block_ids"), record.whole("block_ids_tokens")
+    if ids and len(ids) != -(-input_tokens // size):
+        needed = -(-input_tokens // size)
+        raise record.fail(
+            "block_ids", f"{len(ids)} ids, but {input_tokens} tokens at {size} a block need {needed}"
+        )
+    return [(id, 0, min(size, input_tokens - i * size)) for i, id in enumerate(ids)]
 
 
 class _Blocks:
@@ -180,7 +216,7 @@ class _Blocks:
 
     def add(self, record: Record, input_tokens: int) -> None:
         if record.whole("block_ids_tokens") != self.block_tokens:
-            raise record.fail("block_ids_tokens", f"must be {self.block_tokens}, as in the lines above")
+            raise _Mixed
         self._spans.add(record, "block_ids", input_tokens)
 
     def finish(self) -> Spans:

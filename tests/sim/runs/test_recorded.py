@@ -9,6 +9,9 @@ import pytest
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.batch import Batch
 from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.traces.read import read
+
+OWN = Path(__file__).parents[2] / "engine" / "recorded"
 
 STEP = {
     "start_s": 0.0,
@@ -224,3 +227,12 @@ def test_a_shared_run_can_be_read_and_survives_writing(name, shared, tmp_path):
         assert np.array_equal(again.steps.end_ns, run.steps.end_ns)
         assert np.array_equal(again.steps.kv_usage, run.steps.kv_usage)
         assert len(again.requests) == len(run.requests)
+
+
+def test_a_run_is_read_as_the_trace_that_was_recorded():
+    """Its turns follow the turns before, and its block ids, spans and outputs name the same texts."""
+    folder = OWN / "h200b-qwen3-8b-chat-async"
+    trace, run = read(folder), RecordedRun.load(folder)
+    assert [trace.spans.row(i) for i in range(len(trace))] == [run.spans.row(i) for i in range(len(trace))]
+    follows = trace.requests["after"] >= 0
+    assert follows.sum() == 167 and trace.requests["arrival_s"].isna().equals(follows)
