@@ -204,6 +204,7 @@ class KvMemory(OffloadableMemory):
         self.windows = Windows(self.layers, self.tables, self.block_size, late=self.late)
         growing = []
         first = 0
+        self._place_of = [place for place, group in enumerate(self.layers) for _ in range(group.width)]
         for place, group in enumerate(self.layers):
             if group.spec.rules.grows:
                 growing.append((place, first, group.width))
@@ -812,6 +813,10 @@ class KvMemory(OffloadableMemory):
     def null(self) -> int:
         return self.num_blocks
 
+    def blocks_from(self, request: Request, group: int, first: int) -> list[int]:
+        table, column = self._table(request, group)
+        return table.by_place(self.null, column)[first:] if first < table.places else []
+
     def first_unknown(self, request: Request, group: int, cached: int, last: int) -> int:
         """The first of a table's first `last` places that a load has to fill: its block has no content."""
         table, _ = self._table(request, group)
@@ -880,7 +885,7 @@ class KvMemory(OffloadableMemory):
 
     def _table(self, request: Request, group: int) -> tuple[Table, int]:
         """The table that has a group, and the group's place in its rows."""
-        place = max(place for place, layer in enumerate(self.layers) if layer.index <= group)
+        place = self._place_of[group]
         return self.tables_of(request)[place], group - self.layers[place].index
 
     def findable_blocks(self) -> set[int]:

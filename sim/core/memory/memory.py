@@ -206,6 +206,10 @@ class OffloadableMemory(Memory, Protocol):
     def null(self) -> int:
         """The number that stands in tables for blocks that are not kept."""
 
+    def blocks_from(self, request: Request, group: int, first: int) -> list[int]:
+        """A request's block table in one group from a place on."""
+        ...
+
     def first_unknown(self, request: Request, group: int, cached: int, last: int) -> int:
         """The first of a table's first `last` places that a load has to fill, beyond a hit of `cached`."""
 

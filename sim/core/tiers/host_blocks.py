@@ -198,7 +198,7 @@ class HostBlocks:
         """Keeps blocks until `unpin`. Returns their slots. `access`: of the request that loads them."""
         if access is not None:
             assert self._by_request is not None
-            self._by_request.accessed(access.use(names, names), access)
+            self._by_request.load(names, access)
         pins = self.pins
         for name in names:
             if name not in pins:
@@ -245,7 +245,8 @@ class HostBlocks:
         if access is not None:
             if looks is not None:
                 missing_names = self._often(looks, missing_names)
-            self._take_note(access, names, missing_names, stored - self.writing)
+            assert self._by_request is not None
+            self._by_request.offer(names, missing_names, stored - self.writing, access)
         count = len(missing_names)
         missing = count - (self.room - len(slots))
         if missing > 0 and not self._give_way(missing, stored):
@@ -265,7 +266,6 @@ class HostBlocks:
             self.eviction.add(missing_names)
         else:
             assert self._by_request is not None
-            access.inserted.update(missing_names)
             self._by_request.insert(missing_names, access)
         return missing_names
 
@@ -292,23 +292,6 @@ class HostBlocks:
                 looks.popitem(last=False)
                 others -= 1
             looks[name] = 1
-
-    def _take_note(
-        self,
-        access: RequestAccess,
-        names: Sequence[int],
-        missing_names: Sequence[int],
-        ready: AbstractSet[int],
-    ) -> None:
-        """A request is to store blocks, of which some are missing and others there."""
-        assert self._by_request is not None
-        new = [name for name in missing_names if name not in access.missed]
-        if new:
-            self._by_request.missed(new)
-            access.missed.update(new)
-        missing = set(missing_names)
-        used = [name for name in names if name in missing or name in ready]
-        self._by_request.accessed(access.use(used, ready), access)
 
     def _just_missed(self, sequence: Sequence[int]) -> bool:
         """Whether no block of a sequence was stored when it was looked for, and nothing has changed since."""

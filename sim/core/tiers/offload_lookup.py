@@ -39,13 +39,8 @@ class OffloadLookup:
         key_blocks = known_tokens // keys.block_size
         for group, names in zip(self._groups, progress.names, strict=True):
             blocks = key_blocks // group.units
-            done = len(names)
-            if done < blocks:
+            if len(names) < blocks:
                 new &= self.names.extend(names, keys, group.number, group.units, blocks)
-                if progress.access is not None:
-                    places = progress.access.places
-                    for place in range(done, blocks):
-                        places[names[place]] = (place + 1) * group.size, group.number
             else:
                 new = False
         return new

@@ -112,8 +112,9 @@ class Offloading:
         return HostBlocks(spec.blocks, spec.policy.eviction_policy, spec.policy.store_threshold, self.rules)
 
     def _make_progress(self, request: Request) -> OffloadProgress:
-        access = RequestAccess() if self.rules.by_request else None
-        progress = self._progress[request] = OffloadProgress(len(self.groups), access)
+        progress = self._progress[request] = OffloadProgress(len(self.groups))
+        if self.rules.by_request:
+            progress.access = RequestAccess(progress.names, [group.size for group in self.groups])
         return progress
 
     # ---- quiet time

@@ -35,7 +35,7 @@ class OffloadProgress:
 
     __slots__ = ("access", "ended", "hits", "jobs", "local", "names", "stored", "tables")
 
-    def __init__(self, groups: int, access: RequestAccess | None = None) -> None:
+    def __init__(self, groups: int) -> None:
         self.names: list[list[int]] = [[]]
         self.tables: list[list[int]] = [[]]
         if groups > 1:
@@ -45,5 +45,5 @@ class OffloadProgress:
         self.hits = [0] * groups
         self.local = 0
         self.jobs: list[int] = []
-        self.access = access
+        self.access: RequestAccess | None = None
         self.ended = False

@@ -123,15 +123,15 @@ class WatchedBlocks:
                     table.clear()
             ends[request] = [len(table) for table in own.tables]
             for group, table in zip(self._groups, own.tables, strict=True):
-                table += memory.blocks(request, group.number)[len(table) :]
+                table += memory.blocks_from(request, group.number, len(table))
         factor = self._factor
         for request, own in progress.items():
             for group in self._windows:
                 table = own.tables[group.number]
                 end = ends[request][group.number] if request in ends else len(table)
-                for place in range(own.stored[group.number] * factor, end):
-                    if table[place] in new:
-                        table[place] = null
+                first = own.stored[group.number] * factor
+                if not new.isdisjoint(table[first:end]):
+                    table[first:end] = [null if block in new else block for block in table[first:end]]
 
     def require(self, stores: Iterable[int]) -> None:
         """Notes that these stores must be done before the next step."""
