@@ -47,6 +47,7 @@ class Division:
             one.tail = table.tail[group :: table.width]
             one.held = [(self.columns(extent)[group], length) for extent, length in table.held]
             one.nulls, one.places, one.stored = table.nulls, table.places, table.stored
+            one.unasked = table.unasked
             tables.append(one)
         return tables
 

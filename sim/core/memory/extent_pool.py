@@ -525,7 +525,8 @@ class ExtentPool:
 
         A table is simple where the rows lie in its first extent, which nobody else holds and whose content is
         found there; several rows only if none of that extent was freed by itself. One row goes behind other
-        single rows (`by_row`), several are freed together. Returns how many of the tables, from the first on,
+        single rows (`by_row`), several are freed together. It is simple too where no hit asks for any of its
+        blocks: these have no content. Returns how many of the tables, from the first on,
         are done. Of a `Leaver` only the table and its null rows are read.
         """
         # This is the hot loop of models with windows: in every step a row leaves for each request that begins
@@ -544,7 +545,17 @@ class ExtentPool:
                 continue
             held = table.held
             if not held:
-                break
+                tail = table.tail
+                size = rows * table.width
+                if table.nulls < table.unasked or size > len(tail) or not self._blanks_first:
+                    break
+                table.tail = tail[size:]
+                for group in range(table.width):
+                    self.blanks += tail[group : size : table.width]
+                table.nulls = skipped
+                blocks += size
+                dropped += 1
+                continue
             extent, length = held[0]
             # Others hold the extent, or its rows go elsewhere when they are freed: that splits it first.
             if extent.holders > 1 or extent.is_spare or extent.key is None:
@@ -706,9 +717,9 @@ class ExtentPool:
 
     def withdraw(self, table: Table, place: int) -> None:
         """Makes the rows of a table from a place on unfindable, but for those that others hold too."""
-        while table.held and table.places - len(table.tail) // table.width > place:
+        while table.held and table.first_of_tail > place:
             extent = table.last_extent()
-            first = table.places - len(table.tail) // table.width - extent.length
+            first = table.first_of_tail - extent.length
             if extent.holders > 1 or extent.free_rows:
                 return
             if first < place:

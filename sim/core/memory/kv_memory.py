@@ -138,10 +138,11 @@ class KvMemory(OffloadableMemory):
         scattered = any(group.scattered for group in self.layers)
         self._alike_groups = equal and len(self._growing) == len(self.layers) and not scattered
         self._alike = self._alike_groups and limits.host is None
-        # Where blocks have levels, or cannot be found, what leaves a window may go ahead of what is free.
-        in_order = eviction.leaves_first and self.caching and self.windows.leave_place is not None
-        in_order = in_order and not rules.keeps_boundaries
+        # Where blocks have levels, what leaves a window may go ahead of what is free.
+        in_order = eviction.leaves_first and self.windows.leave_place is not None
         self.regular = equal and (in_order or not self._window_groups) and not scattered
+        # Nor does what cannot be found queue up behind it: the next that takes a block takes this one.
+        self.leaves_blanks = bool(self._window_groups) and (rules.keeps_boundaries or not self.caching)
         self._notes_junctions = rules.keeps_boundaries or scattered
         # Whether every group takes a block whenever a request begins one, and keeps it to the end.
         self.plain = self._alike_groups and not self._window_groups
@@ -403,11 +404,11 @@ class KvMemory(OffloadableMemory):
             return False
         found = False
         for request in self._explicit:
-            table = self.tables[request].by_group[0]
-            if table.held and table.last_extent() is last:
-                stored = table.stored
+            by_group = self.tables[request].by_group
+            if by_group[0].held and by_group[0].last_extent() is last:
+                stored = [table.stored for table in by_group]
                 self._publish(request, self._progress(request))
-                found |= table.stored > stored
+                found |= stored != [table.stored for table in by_group]
         return found
 
     def _catch_up_after(self, hit: TableHit) -> None:
@@ -536,7 +537,8 @@ class KvMemory(OffloadableMemory):
         table = tables.by_group[place]
         if skipped > table.stored:
             self._dealt(tables)
-            self._catch_up(request)
+            if table.nulls < table.unasked:
+                self._catch_up(request)
         self.layers[place].leave(request, table, skipped)
 
     def leave_in_turn(self, leavers: list[Leaver]) -> None:
@@ -547,6 +549,12 @@ class KvMemory(OffloadableMemory):
             self._leave(request, place, skipped)
             done += 1
             done += self.extents.drop_in_turn(leavers[done:])
+
+    def order_matters(self, crossings: int) -> bool:
+        """Whether it matters in which order requests begin so many blocks and others leave windows."""
+        if not self.leaves_blanks:
+            return False
+        return self._numbered or len(self.extents.blanks) < crossings * self.blocks_per_crossing
 
     def grow(self, request: Request, tokens: int) -> None:
         tables = self.tables.get(request)

@@ -22,11 +22,8 @@ from pagecast.sim.core.memory.hit import TableHit
 from pagecast.sim.core.memory.table import Table
 from pagecast.sim.core.request import Request
 
-Part = tuple[bytes | None, int, int]
-"""Blocks of one segment: its key, the number of the key block that ends the first, and how many they are.
-
-No key: no hit can ever ask for them.
-"""
+Part = tuple[bytes, int, int]
+"""Rows of one segment that a hit may ask for: its key, the place of the first in the table, and how many."""
 
 
 TAIL = b"tail "  # the key of a block that was given back before it was full begins with this
@@ -68,6 +65,7 @@ class LayerGroup:
         self.index = index
         self.shared_blocks = 0
         self.most_blocks = spec.most_blocks(limits.held_tokens, limits.max_model_len)
+        self._caching = limits.caching
         self._sparse = sparse and spec.rules.found is Found.FROM_END
         self.mark = mark_of(index, width)
         self._units = max(spec.block_size // unit, 1)
@@ -83,7 +81,10 @@ class LayerGroup:
 
     def new_table(self) -> Table:
         """An empty table."""
-        return Table(self.pool.nothing, self.width)
+        table = Table(self.pool.nothing, self.width)
+        if not self._caching:
+            table.unasked = 0
+        return table
 
     # ---- how many blocks
 
@@ -246,47 +247,76 @@ class LayerGroup:
         `boundaries`: tokens after which a hit may end, where only these count (`sparse`).
         """
         parts: list[Part] = []
+        place = max(table.stored, table.nulls)
+        for first, end in self._wanted(table, place, full, boundaries):
+            self._add_parts(parts, keys, table, first, end)
+        return parts
+
+    def _wanted(
+        self, table: Table, place: int, full: int, boundaries: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        """The ranges of places, from one up to another, at which a hit may ask for blocks."""
+        if not self._sparse:
+            if self._reachable >= self._segment_blocks:
+                return [(place, full)]
+            return [(each, each + 1) for each in range(place, full) if self._is_reachable(each, boundaries)]
+        wanted = []
+        table.unasked = 0
+        for end in sorted(self._ends(boundaries)):
+            first = max(end - self._reachable, place)
+            if table.unasked < end:
+                table.unasked = end
+            if end > full:
+                end = full
+            if first < end:
+                wanted.append((first, end))
+                place = end
+        return wanted
+
+    def _add_parts(self, parts: list[Part], keys: BlockKeys, table: Table, place: int, last: int) -> None:
+        """Adds the parts from one place to another."""
         units = self._units
         ends = keys.ends
-        place = max(table.stored, table.nulls)
         segment = segment_of(keys, (place + 1) * units - 1)
-        while place < full:
+        while place < last:
             number = (place + 1) * units - 1
             while ends[segment] <= number:
                 segment += 1
             end = ends[segment] // units
-            if end > full:
-                end = full
+            if end > last:
+                end = last
             if table.origin is not None and table.origin.retention is not None:
                 end = table.origin.kept_alike(number + 1 - units, end * units) // units
-            if not self._sparse and self._reachable >= self._segment_blocks:
-                parts.append((keys.digests[segment], number, end - place))
-            else:
-                for each in range(place, end):
-                    digest = keys.digests[segment] if self._is_reachable(each, boundaries) else None
-                    parts.append((digest, (each + 1) * units - 1, 1))
+            parts.append((keys.digests[segment], place, end - place))
             place = end
-        return parts
 
     def publish(
         self, request: Request, table: Table, full: int, parts: list[Part], boundaries: Sequence[int]
     ) -> None:
-        """Makes these parts of a table findable, up to its place `full`."""
+        """Makes these parts of a table findable, up to its place `full`.
+
+        Rows that no hit asks for stay in its tail, unless others follow that are findable.
+        """
         log = self.log
         if self.names_tails and table.tail:
             self._rename(table.tail[0])
         if log.kv is not None:
             self._tell(log.kv, request, table, full, boundaries)
         table.stored = full
+        if not parts:
+            return
         pool = self.pool
-        for digest, number, count in parts:
-            if digest is None:
-                table.held.append((Extent(table.take_tail(count), None, 0, 1, self.width), count))
-                continue
+        units = self._units
+        first = table.first_of_tail
+        for digest, place, count in parts:
+            if place > first:
+                unasked = Extent(table.take_tail(place - first), None, 0, 1, self.width)
+                table.held.append((unasked, place - first))
+            first = place + count
             if log.events is not None:
                 stored = table.tail[: count * self.width]
                 log.add(EventKind.STORED, request.id, stored.tolist(), group=self.index)
-            pool.publish(table, count, digest + self.mark, number, self._units)
+            pool.publish(table, count, digest + self.mark, (place + 1) * units - 1, units)
 
     def publish_rows(self, keys: BlockKeys, table: Table, full: int) -> None:
         """As `publish`, where every token is kept in blocks of one key each, and nobody hears of them."""
@@ -307,7 +337,7 @@ class LayerGroup:
         """Makes the rows after the first `full` places unfindable, but for those that others hold too."""
         if table.stored > full:
             self.pool.withdraw(table, full)
-            table.stored = table.places - len(table.tail) // table.width
+            table.stored = table.first_of_tail
 
     def _rename(self, block: int) -> None:
         """Tells that a block loses the name that it had while its own key was not known."""
@@ -329,7 +359,7 @@ class LayerGroup:
             tokens = min(computed, tokens + self._size)
         if not within or keys * self._unit > tokens or not table.nulls <= place < table.places:
             return
-        if place == table.places - len(table.tail) // self.width:
+        if place == table.first_of_tail:
             block = table.tail[0]
         elif self._told:
             block = table.blocks()[place - table.nulls]
@@ -349,8 +379,9 @@ class LayerGroup:
     ) -> None:
         """Tells of the blocks of a table that become findable, up to its place `full`."""
         first = table.stored
-        base = max(first, table.nulls)
-        places = [place for place in range(base, full) if self._is_reachable(place, boundaries)]
+        base = table.first_of_tail
+        low = max(first, table.nulls)
+        places = [place for place in range(low, full) if self._is_reachable(place, boundaries)]
         blocks = [table.tail[place - base] for place in places]
         kv.stored(request, first, full, places, blocks, self.index, self.spec)
 
@@ -358,9 +389,13 @@ class LayerGroup:
         """Whether a hit can ever ask for the block at a place; `boundaries` as for `parts`."""
         size = self._segment_blocks
         if self._sparse:
-            ends = [tokens // (size * self._size) * size + self._dropping for tokens in boundaries]
-            return any(end - self._reachable <= place < end for end in ends)
+            return any(end - self._reachable <= place < end for end in self._ends(boundaries))
         if self._reachable >= size:
             return True
         place -= self._dropping
         return place >= 0 and size - place % size <= self._reachable
+
+    def _ends(self, boundaries: Sequence[int]) -> list[int]:
+        """Where hits end that end at boundaries: the place behind the last block of each."""
+        size = self._segment_blocks
+        return [tokens // (size * self._size) * size + self._dropping for tokens in boundaries]

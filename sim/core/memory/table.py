@@ -8,18 +8,31 @@ from pagecast.sim.core.memory.blocks import by_row
 from pagecast.sim.core.memory.extent import Extent, Origin
 from pagecast.sim.core.request import Request
 
+_LONG = 1 << 62
+
 
 class Table:
     """The null block in the first `nulls` of `places` places, then the rows of `held`, then those of `tail`.
 
     A row has `width` blocks, one of each group. `held` are extents, each with the number of rows held of it
-    and of what was split off it since. The blocks of `tail` are the request's own, and nobody can find them
-    yet; a tail is replaced, never changed. The first `stored` places need no publishing any more: they are
-    published, null, or of no use to any hit. `origin` is what its extents note of the request, where they
-    do; `rooted`: they form a tree.
+    and of what was split off it since. The blocks of `tail` are the request's own, and nobody can find them;
+    a tail is replaced, never changed. The first `stored` places need no publishing any more: they are
+    published, null, or of no use to any hit. No hit ever asks for the places from `unasked` on. `origin` is
+    what its extents note of the request, where they do; `rooted`: they form a tree.
     """
 
-    __slots__ = ("_nothing", "held", "nulls", "origin", "places", "rooted", "stored", "tail", "width")
+    __slots__ = (
+        "_nothing",
+        "held",
+        "nulls",
+        "origin",
+        "places",
+        "rooted",
+        "stored",
+        "tail",
+        "unasked",
+        "width",
+    )
 
     def __init__(self, nothing: array[int], width: int = 1) -> None:
         self.width = width
@@ -29,8 +42,14 @@ class Table:
         self.nulls = 0
         self.places = 0
         self.stored = 0
+        self.unasked = _LONG
         self.origin: Origin | None = None
         self.rooted = False
+
+    @property
+    def first_of_tail(self) -> int:
+        """The place of the first row of its tail."""
+        return self.places - len(self.tail) // self.width
 
     def last_extent(self) -> Extent:
         """Its last extent. It has one."""

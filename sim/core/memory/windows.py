@@ -72,6 +72,11 @@ class Windows:
             tick += size  # in the next round each is a block further
         return leavers
 
+    def tick_of(self, leaver: Leaver) -> int:
+        """The tick at which these rows leave the window of a request that decodes."""
+        request, _, place, skipped = leaver
+        return request.lag + self._late + self._specs[place].window - 1 + skipped * self._block_size
+
     def freed_blocks(self, leavers: list[Leaver]) -> int:
         """How many blocks become free when these rows leave windows."""
         freed = 0

@@ -2,7 +2,8 @@
 
 In its turn a request gives back the blocks that left its windows before it takes others (`turns.py`). What it
 gives back goes to the end of the free blocks. So where enough blocks are free from the start, all requests of
-a number of steps may take theirs before all of them give back.
+a number of steps may take theirs before all of them give back. Only blocks that cannot be found go ahead of
+others: where that matters, the turns of each step are taken in order.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ class CommonTurns:
         self._order: list[Request] = []  # who begins a block
         self._crossings = 0
         self._leaving: list[Leaver] = []  # what leaves windows, in order
+        self._first = 0  # the first tick
+        self._steps = 0
+        self._at_first = 0  # how much of `_leaving` leaves at the first tick
 
     @property
     def added(self) -> int:
@@ -44,6 +48,7 @@ class CommonTurns:
         tick = self._running.tick
         self._order, self._crossings = decoders.crossings(tick, steps)
         self._leaving = []
+        self._first, self._steps, self._at_first = tick, steps, 0
         windows = memory.windows
         place = windows.leave_place
         if place is None or longest + steps <= windows.least:
@@ -52,6 +57,7 @@ class CommonTurns:
         if memory.fresh:
             leaving = {**decoders.crossing(tick - place), **memory.fresh}
             self._leaving = windows.leavers(sorted(leaving, key=admission_order), tick)
+            self._at_first = len(self._leaving)
             first += 1
         remaining = steps - (first - tick)
         if place == memory.block_size - 1 and remaining > 0:
@@ -80,11 +86,37 @@ class CommonTurns:
     def take(self) -> None:
         """Does what was noted. The clock is left to the caller."""
         memory = self._memory
-        if self._crossings:
-            memory.grow_many(self._order, self._crossings)
-        if self._leaving:
-            memory.leave_in_turn(self._leaving)
+        if self._leaving and self._crossings and memory.order_matters(self._crossings):
+            self._take_in_turn()
+        else:
+            if self._crossings:
+                memory.grow_many(self._order, self._crossings)
+            if self._leaving:
+                memory.leave_in_turn(self._leaving)
         memory.fresh.clear()
+
+    def _take_in_turn(self) -> None:
+        """Does what was noted step by step, and in each step request by request."""
+        memory = self._memory
+        crossing = self._running.decoders.crossing
+        leaving = self._leaving
+        ticks = [self._first] * self._at_first
+        ticks += map(memory.windows.tick_of, leaving[self._at_first :])
+        left = 0
+        count = len(leaving)
+        for tick in range(self._first, self._first + self._steps):
+            for request in crossing(tick):
+                end = left
+                while end < count and (
+                    ticks[end] < tick or (ticks[end] == tick and leaving[end][0].order <= request.order)
+                ):
+                    end += 1
+                if end > left:
+                    memory.leave_in_turn(leaving[left:end])
+                    left = end
+                memory.grow_many([request], 1)
+        if left < count:
+            memory.leave_in_turn(leaving[left:])
 
 
 def are_common(running: Running, memory: KvMemory) -> bool:

@@ -18,6 +18,7 @@ from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.rules.rules import Admission, Victim
+from pagecast.sim.core.running import Running
 from pagecast.sim.core.step import Step
 from pagecast.sim.core.stretch.common_turns import CommonTurns, are_common
 from pagecast.sim.core.stretch.turns import due, publish_known, take_turn
@@ -79,8 +80,18 @@ def _take_together(step: Step, memory: KvMemory) -> bool:
         return False
     if any(memory.writers.may_write(request.keys) for request in running.chunked):
         return False
+    if memory.leaves_blanks and _chunks_come_first(running):
+        return False
     if running.decoders.count:
         turns = CommonTurns(running, memory)
         turns.note(1, running.decoders.contexts(running.tick)[1])
         turns.take()
     return True
+
+
+def _chunks_come_first(running: Running) -> bool:
+    """Whether the turn of some chunk comes before that of a decoding request."""
+    if not running.chunked or not running.decoders.count:
+        return False
+    first = min([request.order for request in running.chunked])
+    return first < next(reversed(running.decoders.requests)).order
