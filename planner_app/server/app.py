@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from pagecast import __version__
 from pagecast.planner_app.server.answer_json import AnswerWriter, QuotedTokens
 from pagecast.planner_app.server.backend import GenerationBackend
@@ -28,6 +28,7 @@ from pagecast.planner_app.server.metrics import ServerMetrics
 from pagecast.planner_app.server.options import FAILURES, ServeOptions
 from pagecast.planner_app.server.protocol import (
     TAGS,
+    AdapterRequest,
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -37,6 +38,7 @@ from pagecast.planner_app.server.serving import Answering
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 Taken = TypeVar("Taken")
 
@@ -156,6 +158,16 @@ class ReplicaServer:
             "max_model_len": self.intake.max_model_len,
         }
 
+    async def load_adapter(self, body: AdapterRequest) -> Response:
+        """`POST /v1/load_lora_adapter`."""
+        self.intake.load_adapter(body.lora_name, body.lora_path)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    async def unload_adapter(self, body: AdapterRequest) -> Response:
+        """`POST /v1/unload_lora_adapter`: requests under way go on."""
+        self.intake.unload_adapter(body.lora_name)
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
         """`POST /tokenize`."""
         return _JsonText(await self._take_in(request, self._tokenized, body))
@@ -222,6 +234,11 @@ class ReplicaServer:
         app.add_api_route("/v1/completions", self.completions, methods=post, response_model=None)
         app.add_api_route("/v1/chat/completions", self.chat, methods=post, response_model=None)
         app.add_api_route("/v1/models", self.models, methods=get)
+        if self.intake.adapters:
+            app.add_api_route("/v1/load_lora_adapter", self.load_adapter, methods=post, response_model=None)
+            app.add_api_route(
+                "/v1/unload_lora_adapter", self.unload_adapter, methods=post, response_model=None
+            )
         app.add_api_route("/tokenize", self.tokenize, methods=post, response_model=None)
         app.add_api_route("/detokenize", self.detokenize, methods=post, response_model=None)
         for path in ("/health", "/health/ready", "/ping"):
@@ -235,12 +252,14 @@ class ReplicaServer:
         app.add_exception_handler(HTTPException, self._http_error)
         app.add_middleware(
             Guard,
-            api_key=self.options.api_key,
+            api_keys=self.options.api_key,
             max_body_bytes=self.options.max_body_bytes,
             body_timeout_s=self.options.body_timeout,
             refused=self.metrics.refused,
             clock=self.backend.now,
         )
+        if self.options.allowed_hosts:
+            app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(self.options.allowed_hosts))
         if self.options.allowed_origins:
             origins, every = list(self.options.allowed_origins), ["*"]
             app.add_middleware(
@@ -266,7 +285,10 @@ class ReplicaServer:
     async def _http_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         status = HTTPStatus(error.status_code)
-        return await self._api_error(request, ApiError(str(error.detail), status=status, kind=status.phrase))
+        message = str(error.detail)
+        if status == HTTPStatus.NOT_FOUND:
+            message = f"{request.url.path[:_LONGEST_ID]} is not served here; GET /docs lists what is"
+        return await self._api_error(request, ApiError(message, status=status, kind=status.phrase))
 
 
 class _JsonText(Response):

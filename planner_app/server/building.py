@@ -79,7 +79,14 @@ def simulated_replica(
     )
     backend.observer = metrics
     echoes = simulation.mode == "echo"
-    intake = RequestIntake(tokenizer, options.names, adapters, longest, echoes=echoes)
+    intake = RequestIntake(
+        tokenizer,
+        options.names,
+        adapters,
+        longest,
+        vocabulary=max(scenario.facts().vocab, tokenizer.vocabulary),
+        echoes=echoes,
+    )
     return ReplicaServer(backend, intake, metrics, options)
 
 

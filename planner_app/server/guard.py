@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 
@@ -20,7 +20,7 @@ _MOST_DISCARDED = 1 << 30  # bytes of a body that is too long
 
 
 class Guard:
-    """Refuses requests without the key, and with bodies that are too long or come too slowly.
+    """Refuses requests without one of the keys, and with bodies that are too long or come too slowly.
 
     `refused` is called with the status of each refusal. `clock` gives the time of a request's arrival.
     """
@@ -29,14 +29,14 @@ class Guard:
         self,
         app: ASGIApp,
         *,
-        api_key: str | None,
+        api_keys: Sequence[str],
         max_body_bytes: int,
         body_timeout_s: float,
         refused: Callable[[int], None],
         clock: Callable[[], int],
     ) -> None:
         self._app = app
-        self._key = api_key.encode() if api_key else None
+        self._keys = [key.encode() for key in api_keys]
         self._max_body_bytes = max_body_bytes
         self._timeout_s = body_timeout_s
         self._refused = refused
@@ -47,7 +47,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         headers = dict(scope["headers"])
-        if self._key is not None and scope["path"].startswith(_GUARDED) and not self._has_key(headers):
+        if self._keys and scope["path"].startswith(_GUARDED) and not self._has_key(headers):
             self._refused(401)
             await _answer(send, 401, {"error": "Unauthorized"})
             return
@@ -69,9 +69,10 @@ class Guard:
             await self._app(scope, _BodyReplay(body, receive), send)
 
     def _has_key(self, headers: dict[bytes, bytes]) -> bool:
-        assert self._key is not None
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        return scheme.lower() == b"bearer" and secrets.compare_digest(key.strip(), self._key)
+        # All are compared, so that the time taken does not tell which was meant.
+        matches = [secrets.compare_digest(key.strip(), own) for own in self._keys]
+        return scheme.lower() == b"bearer" and any(matches)
 
     async def _body(self, receive: Receive) -> bytes | None:
         """The whole body; None where the client left meanwhile. Errors: ApiError."""

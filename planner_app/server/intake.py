@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from itertools import count
 from typing import Any
 from uuid import uuid4
@@ -18,7 +19,7 @@ from pagecast.planner_app.server.protocol import (
     Generating,
     TokenizeRequest,
 )
-from pagecast.planner_app.server.tokenizer import Message, Tokenizer
+from pagecast.planner_app.server.tokenizer import Message, PackedTokenizer, Tokenizer
 
 MOST_PROMPTS = 1024  # in one request
 MOST_GENERATIONS = 4096
@@ -50,8 +51,9 @@ class GenerationRequest:
 class RequestIntake:
     """Makes generations of requests, and refuses those that can't be served.
 
-    `most_logprobs` -1: none are available. `echoes`: generations get the tokens of the last message. `forms`:
-    answers can be given the form that a request asks for.
+    `vocabulary`: of the model; by default the tokenizer's. `most_logprobs` -1: none are available. `echoes`:
+    generations get the tokens of the last message. `forms`: answers can be given the form that a request asks
+    for.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class RequestIntake:
         self.adapters = adapters
         self.max_model_len = max_model_len
         self.vocabulary = vocabulary or tokenizer.vocabulary
+        self._packed = tokenizer if isinstance(tokenizer, PackedTokenizer) else None
         self._forms = forms
         self._most_logprobs = most_logprobs
         self._echoes = echoes
@@ -131,6 +134,18 @@ class RequestIntake:
             raise not_found(name[:200])
         return name, ""
 
+    def load_adapter(self, name: str, path: str) -> None:
+        """Serves one more adapter. Errors: ApiError, in vLLM's words, for a name that is taken."""
+        if name in self.adapters or name in self.names:
+            raise ApiError(f"The lora adapter '{name[:200]}' has already been loaded.", param="lora_name")
+        self.adapters[name] = path
+
+    def unload_adapter(self, name: str) -> None:
+        """Serves an adapter no more. Errors: ApiError."""
+        if self.adapters.pop(name, None) is None:
+            message = f"The lora adapter '{name[:200]}' cannot be found."
+            raise ApiError(message, status=HTTPStatus.NOT_FOUND, param="lora_name")
+
     # ---- parts
 
     def _conversation(self, body: ChatRequest | TokenizeRequest) -> tuple[list[Message], str]:
@@ -183,8 +198,11 @@ class RequestIntake:
 
     def _ids(self, ids: list[int]) -> list[int]:
         self._check_length(len(ids), None)
-        if ids and max(ids) >= self.vocabulary:
-            raise ApiError(f"Token id {max(ids)} is out of vocabulary", param="prompt")
+        beyond = {id for id in ids if id >= self.vocabulary}
+        if self._packed is not None:
+            beyond = {id for id in beyond if not self._packed.makes(id)}
+        if beyond:
+            raise ApiError(f"Token id {max(beyond)} is out of vocabulary", param="prompt")
         return ids
 
     def _check_logprobs(self, logprobs: int | None) -> None:

@@ -58,9 +58,9 @@ class ServeOptions(Options):
     served_model_name: tuple[str, ...] = Field(
         default=(), description="name to serve under, may be repeated [--model]"
     )
-    api_key: Annotated[str | None, Flag(variables=("PAGECAST_API_KEY", "VLLM_API_KEY"))] = Field(
-        default=None, description="key that clients must send"
-    )
+    api_key: Annotated[
+        tuple[str, ...], Flag(("--api-key",), variables=("PAGECAST_API_KEY", "VLLM_API_KEY"))
+    ] = Field(default=(), description="key that clients must send; may be repeated: any of them will do")
     tokenizer: Path | None = Field(
         default=None, description="transformers folder with tokenizer.json [the model's]"
     )
@@ -75,6 +75,9 @@ class ServeOptions(Options):
     )
     allowed_origins: Annotated[tuple[str, ...], Flag(("--allowed-origins",))] = Field(
         default=(), description="origin of web pages that may ask, may be repeated; * for all [none]"
+    )
+    allowed_hosts: Annotated[tuple[str, ...], Flag(("--allowed-hosts",))] = Field(
+        default=(), description="host name that requests may be for, may be repeated [all]"
     )
     ssl_certfile: Path | None = Field(default=None, description="certificate, for https")
     ssl_keyfile: Path | None = Field(default=None, description="its private key")
@@ -108,7 +111,7 @@ class ServeOptions(Options):
             raise BadInput(f"--port {self.port}: ports go up to 65535, and each replica needs one")
         if self.port == 0 and self.replicas > 1:
             raise BadInput("--port 0 is for one replica; name the first of the replicas' ports")
-        if self.api_key is not None and not self.api_key.strip():
+        if any(not key.strip() for key in self.api_key):
             raise BadInput("--api-key is empty, and would let everybody in; give a key, or leave it out")
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise BadInput("--ssl-certfile and --ssl-keyfile go together; give both")

@@ -166,3 +166,10 @@ class DetokenizeRequest(Body):
 
     model: str | None = None
     tokens: list[TokenId]
+
+
+class AdapterRequest(Body):
+    """Body of `/v1/load_lora_adapter` and `/v1/unload_lora_adapter`."""
+
+    lora_name: Annotated[str, Field(min_length=1, max_length=256)]
+    lora_path: Annotated[str, Field(max_length=4096)] = ""

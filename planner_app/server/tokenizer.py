@@ -37,7 +37,7 @@ class Tokenizer(Protocol):
     """Of a text, that one token may stand for."""
 
     vocabulary: int
-    """One more than the largest token id."""
+    """One more than the largest token id; 0 where ids are no range (`PackedTokenizer.makes`)."""
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""
@@ -65,7 +65,7 @@ class PackedTokenizer:
 
     alone = True
     most_characters = 6
-    vocabulary = 1 << 32
+    vocabulary = 0
 
     def __init__(self) -> None:
         self.words = np.array([_pack(" " + word) for word in _made_up_words()], np.int64)
@@ -87,6 +87,10 @@ class PackedTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids; ids that no text has give replacement characters."""
         return "".join([_unpack(id) for id in ids])
+
+    def makes(self, id: int) -> bool:
+        """Whether some text has this token."""
+        return _pack(_unpack(id)) == id
 
     def chat(self, messages: list[Message], *, generate: bool = True, tools: Tools = None) -> str:
         """A conversation, each turn between marks (ChatML)."""

@@ -80,7 +80,10 @@ def test_what_is_not_json_and_paths_that_are_not_there_are_refused(server: Any) 
         no_object = error_of(http.post("/v1/completions", content=b"[]", headers=headers))
         assert no_object["message"] == "the body must be a JSON object"
         assert http.post("/v1/completions", content=b"\xff\xfe", headers=headers).status_code == 400
-        assert error_of(http.post("/v1/nothing", json={}))["type"] == "Not Found"
+        for path in ("/v1/nothing", "/v1/responses", "/v1/messages", "/v1/embeddings", "/reset_prefix_cache"):
+            missing = error_of(http.post(path, json={}))
+            assert (missing["type"], missing["code"]) == ("Not Found", 404)
+            assert missing["message"] == f"{path} is not served here; GET /docs lists what is"
         assert http.get("/v1/completions").status_code == 405
 
 
@@ -104,12 +107,44 @@ def test_long_and_slow_bodies_are_refused(serve: Any) -> None:
         assert http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1}).status_code == 200
 
 
+def test_a_token_beyond_the_vocabulary_is_refused(server: Any) -> None:
+    with server.client() as http:
+        for prompt in ([2**31], [1, server.replica.intake.vocabulary]):
+            answer = http.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1})
+            assert answer.status_code == 400
+            assert error_of(answer)["message"] == f"Token id {prompt[-1]} is out of vocabulary"
+        allowed = {"prompt": [server.replica.intake.vocabulary - 1], "max_tokens": 1}
+        assert http.post("/v1/completions", json=allowed).status_code == 200
+
+
+def test_adapters_come_and_go_while_it_serves(serve: Any) -> None:
+    with serve(lora_modules=("sql=/adapters/sql",)).client() as http:
+        asked = {"model": "chat", "prompt": "x", "max_tokens": 1}
+        assert http.post("/v1/completions", json=asked).status_code == 404
+        added = {"lora_name": "chat", "lora_path": "/adapters/chat"}
+        assert http.post("/v1/load_lora_adapter", json=added).status_code == 200
+        assert http.post("/v1/load_lora_adapter", json=added).status_code == 400  # twice
+        assert http.post("/v1/completions", json=asked).status_code == 200
+        served = {card["id"]: card["root"] for card in http.get("/v1/models").json()["data"]}
+        assert served["chat"] == "/adapters/chat"
+        assert http.post("/v1/unload_lora_adapter", json={"lora_name": "chat"}).status_code == 200
+        assert http.post("/v1/unload_lora_adapter", json={"lora_name": "chat"}).status_code == 404
+        assert http.post("/v1/completions", json=asked).status_code == 404
+
+
+def test_only_names_that_are_allowed_are_answered(serve: Any) -> None:
+    with serve(allowed_hosts=("127.0.0.1",)).client() as http:
+        assert http.get("/v1/models").status_code == 200
+        assert http.get("/v1/models", headers={"host": "evil.example"}).status_code == 400
+
+
 def test_the_key_is_needed_where_one_is_set(serve: Any) -> None:
-    one = serve(api_key="secret")
+    one = serve(api_key=("secret", "other"))
     with one.client() as http:
         assert http.get("/v1/models").json() == {"error": "Unauthorized"}
         assert http.get("/v1/models", headers={"authorization": "Bearer wrong"}).status_code == 401
-        assert http.get("/v1/models", headers={"authorization": "Bearer secret"}).status_code == 200
+        for key in ("secret", "other"):
+            assert http.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code == 200
         assert http.get("/health").status_code == 200
 
 

@@ -7,9 +7,12 @@ import errno
 import gc
 import json
 import os
+import shutil
 import signal
 import socket
+import ssl
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -108,11 +111,11 @@ def test_what_a_client_has_got_is_in_the_recording(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["", "  "])
 def test_an_empty_key_is_refused(key: str) -> None:
     with pytest.raises(BadInput, match="--api-key is empty"):
-        ServeOptions(api_key=key)
+        ServeOptions(api_key=(key,))
 
 
 def test_the_documentation_is_behind_the_key_and_loads_nothing() -> None:
-    with running(make_replica(api_key="key")) as one, one.client() as http:
+    with running(make_replica(api_key=("key",))) as one, one.client() as http:
         assert [http.get(path).status_code for path in ("/docs", "/redoc", "/openapi.json")] == [
             401,
             404,
@@ -120,6 +123,22 @@ def test_the_documentation_is_behind_the_key_and_loads_nothing() -> None:
         ]
         page = http.get("/docs", headers={"authorization": "Bearer key"}).text
     assert "/v1/completions" in page and "<script" not in page and "http" not in page.replace("HTTP", "")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_it_speaks_https_with_a_certificate(tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+    made += ["-days", "1", "-subj", "/CN=x", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*made, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    with running(make_replica(ssl_certfile=certificate, ssl_keyfile=key)) as one:
+        trusted = ssl.create_default_context(cafile=certificate)
+        url = one.url.replace("http:", "https:")
+        assert httpx.get(f"{url}/health", verify=trusted).status_code == 200
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"{one.url}/health")
+    with pytest.raises(BadInput, match="go together"):
+        ServeOptions(ssl_certfile=certificate)
 
 
 def connection(one: Running) -> socket.socket:
@@ -162,7 +181,7 @@ def test_other_origins_may_ask_where_they_are_allowed(serve: Any) -> None:
     headers = {"origin": "https://ui.example", "access-control-request-method": "POST"}
     answers = [
         one.client().options("/v1/completions", headers=headers)
-        for one in (serve(), serve(allowed_origins=("https://ui.example",), api_key="key"))
+        for one in (serve(), serve(allowed_origins=("https://ui.example",), api_key=("key",)))
     ]
     assert [answer.status_code for answer in answers] == [405, 200]
     assert answers[1].headers["access-control-allow-origin"] == "https://ui.example"

@@ -167,7 +167,7 @@ def test_a_request_has_arrived_when_its_body_has() -> None:
         return next(times)
 
     guard = Guard(
-        app, api_key=None, max_body_bytes=10, body_timeout_s=1, refused=lambda status: None, clock=clock
+        app, api_keys=(), max_body_bytes=10, body_timeout_s=1, refused=lambda status: None, clock=clock
     )
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
     asyncio.run(guard(scope, receive, send))
