@@ -26,6 +26,7 @@ Mask = npt.NDArray[np.bool_]
 
 _PARTS = 5  # of each recording
 _NEARLY_ALL = 0.8  # of a term's units: without them its cost can't be told
+_HARDLY_ANY = 1e-3  # of a term's units: a fit of rows that have fewer gives it no cost
 _NO_WORSE = 1 + 1e-6  # an error that is larger by less differs by rounding
 _WINDOW = 16  # steps of one kind whose time is forecast together
 
@@ -81,11 +82,14 @@ def select(full: Design, rows: Weighted) -> tuple[str, ...]:
 def _parts(full: Design, rows: Weighted) -> list[_Part]:
     matrix = increments(rows.matrix, len(full.knots))
     plain = matrix / rows.each[:, None]
+    units = np.abs(plain).sum(axis=0)
     measured = rows.target / rows.each
     left_out = []
     for parts in _partitions(full):
         for subset, judged in parts:
             others, mine = matrix[~subset], np.flatnonzero(judged)
+            # Of a term with hardly a unit in the other rows, their noise would be the cost.
+            others = others * (np.abs(plain[~subset]).sum(axis=0) > _HARDLY_ANY * units)
             order = mine[np.argsort(full.kind[mine], kind="stable")]
             starts = np.arange(0, len(order), _WINDOW)
             taken = np.add.reduceat(measured[order], starts)

@@ -43,7 +43,7 @@ from pagecast.sim.costs.pieces import WindowLine
 PIECES_PER_SM, MOST_PIECES, LEAST_PIECE, MERGING = 2, 80, 2, 3
 # Of the decode kernel on an H200, with KV of 128 dimensions: tokens x KV heads that a step reads before
 # memory streams at its full rate, those of a shared prefix of which half the readers find in the cache, and
-# how much of one too long for it they find (least error on the sweeps of two pairs of H200s and of an H100).
+# how much of one too long for it they find at least (least error on the sweeps of two pairs of H200s).
 STREAMING, CACHED, LONG_SHARED = 196_608, 8_192, 0.5
 LIGHT = 2_048  # tokens of a step that leaves a GPU half of what it gains by a rest
 # A GPU that has just done much arithmetic runs at lower clocks. Each decode step after it loses `COOLING`
@@ -62,12 +62,12 @@ def first_tokens(shape: TileShape) -> int:
 
 
 def cached_share(shape: TileShape, shared: float, n: int) -> float:
-    """How much of what `n` decoding requests share is in a cache, by the mean length of their prefixes.
+    """Share of the common context of `n` decoding requests that a cache holds, by their mean prefix.
 
     `shared` counts the context tokens that stand in another one's blocks too.
     """
     prefix = shared / max(n - 1, 1) * shape.kv_heads / CACHED
-    return LONG_SHARED + (1 - LONG_SHARED) / (1 + prefix**2)
+    return 1 / (1 + prefix**2)
 
 
 def light_share(tokens: int) -> float:
@@ -154,7 +154,15 @@ def _first_kv_tokens(shape: TileShape) -> Units:
 
 
 def _shared_tokens(shape: TileShape) -> Units:
-    return lambda step: -step.shared * cached_share(shape, step.shared, step.n)
+    return lambda step: -step.shared * _least_share(cached_share(shape, step.shared, step.n))
+
+
+def _far_shared_tokens(shape: TileShape) -> Units:
+    return lambda step: -step.shared * (1 - cached_share(shape, step.shared, step.n))
+
+
+def _least_share(cached: float) -> float:
+    return LONG_SHARED + (1 - LONG_SHARED) * cached
 
 
 def _line(shape: TileShape, terms: Coefficients, n: int, fixed: float) -> DecodeLine:
@@ -170,7 +178,9 @@ def _warm_ns(terms: Coefficients, after: int) -> float:
 
 
 def _shared_ns(shape: TileShape, terms: Coefficients, tokens: int, requests: int) -> float:
-    each = terms.get("shared_token", 0.0) * cached_share(shape, tokens, requests)
+    cached = cached_share(shape, tokens, requests)
+    each = terms.get("shared_token", 0.0) * _least_share(cached)
+    each += terms.get("far_shared_token", 0.0) * (1 - cached)
     # A context that several read is not cheaper than none.
     return min(each, terms.get("kv_token", 0.0)) * tokens
 
@@ -241,6 +251,12 @@ PAGED_TRITON = KernelFamily(
         ),
         ARRIVALS,
         ARRIVING_TOKENS,
+        Term(
+            "far_shared_token",
+            "a shared token of a prefix too long for the cache: less still, by what readers together spare",
+            _far_shared_tokens,
+            Place.SHARING,
+        ),
     ),
     _line,
     _warm_ns,

@@ -4,7 +4,7 @@
     pagecast calibrate --from-run FOLDER/h200n-qwen3-8b --from-run FOLDER/h200o-qwen3-8b --out fit.json
 
 N and O are two H200s of one host. To H and I, two others with earlier kernels, `h200hi-qwen3-8b.json` is
-fitted, with costs for the recorded runs of such kernels. T is an H100. The files inside the
+fitted, with costs for the recorded runs of such kernels. T and U are two H100s. The files inside the
 archives are not compressed by themselves: that takes half the room.
 """
 

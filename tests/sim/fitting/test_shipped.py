@@ -16,7 +16,7 @@ spec.loader.exec_module(unpack_sweeps)
 OWN = {
     "pagecast-h200-qwen3-8b": ("h200n-qwen3-8b", "h200o-qwen3-8b"),
     "pagecast-h200-qwen3-0.6b": ("h200h-qwen3-0.6b", "h200i-qwen3-0.6b"),
-    "pagecast-h100-qwen3-8b": ("h100t-qwen3-8b",),
+    "pagecast-h100-qwen3-8b": ("h100t-qwen3-8b", "h100u-qwen3-8b"),
 }
 SEGMENTS = {"h200o-qwen3-8b": 7}  # what there was time for: all synchronous ones, and one asynchronous
 
