@@ -48,7 +48,8 @@ class RequestAccess:
         is 1 or -1.
         """
         if len(self.names) == 1:
-            return [name for name in self.names[0] if name in wanted]
+            names = self.names[0]
+            return [*names] if len(wanted) == len(names) else [name for name in names if name in wanted]
         places = [
             (place * size, group * last_group, name)
             for group, (names, size) in enumerate(zip(self.names, self.sizes, strict=True))
@@ -176,6 +177,9 @@ class RequestRecency:
 
     def ended(self, access: RequestAccess) -> None:
         """A request has ended."""
+        if access.turn is not None:  # all its blocks leave it
+            self._listed -= len(access.turn.idle)
+            access.turn.idle = []
         names = access.in_order(access.seen & self._turns.keys(), 1)
         turn = self._new_turn(access, names)
         self._turns.update(dict.fromkeys(names, turn))
@@ -187,12 +191,11 @@ class RequestRecency:
 
     def free(self, names: Sequence[int]) -> None:
         """Blocks are not pinned any more: they have their old places."""
-        together: dict[Turn, list[int]] = {}
         turns = self._turns
-        for name in names:
-            together.setdefault(turns[name], []).append(name)
-        for turn, idle in together.items():
-            self._add_idle(turn, idle)
+        together = set(map(turns.__getitem__, names))
+        for turn in together:
+            alone = len(together) == 1
+            self._add_idle(turn, names if alone else [name for name in names if turns[name] is turn])
 
     def pin(self, name: int) -> None:
         """Nothing: whoever chooses looks."""
