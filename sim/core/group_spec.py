@@ -27,6 +27,8 @@ class KvKind(Enum):
     STATE = "mamba"  # one recurrent state, however long the sequence is
     CHECKPOINT = "mamba_align"  # the newest recurrent state, and others at the ends of blocks to be found
 
+    __hash__ = object.__hash__  # kinds are alike by identity; Enum's own takes as long as a rule of `KINDS`
+
 
 class Found(Enum):
     """Ways to look for a cached prefix in a group (`Lookup.find`)."""

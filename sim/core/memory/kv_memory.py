@@ -137,7 +137,7 @@ class KvMemory(OffloadableMemory):
         # Then all tables of a request have as many places, unless a load is to fill some of them.
         scattered = any(group.scattered for group in self.layers)
         self._alike_groups = equal and len(self._growing) == len(self.layers) and not scattered
-        self._alike = self._alike_groups and limits.host is None
+        self._alike = self._alike_groups and (limits.host is None or len(specs) == 1)
         # Where blocks have levels, what leaves a window may go ahead of what is free.
         in_order = eviction.leaves_first and self.windows.leave_place is not None
         self.regular = equal and (in_order or not self._window_groups) and not scattered
@@ -561,23 +561,21 @@ class KvMemory(OffloadableMemory):
         if tables is None:
             tables = self._open(request, self.tables_of(request))
         by_group = self._dealt(tables) if tables.pending else tables.by_group
+        if self.extents.ledger is not None:
+            self.extents.ledger.taker = request.tenant
+        if self._alike and self.log.events is None:
+            rows = self._missing_rows(by_group, tokens)
+            if rows:
+                taken = self.extents.take(rows * self.blocks_per_crossing)
+                first = 0
+                for table in by_group:
+                    last = first + rows * table.width
+                    table.add_rows(taken[first:last], rows)
+                    first = last
+        else:
+            self._take(request, by_group, self._missing(request, by_group, tokens), tokens)
         if self._traced:
-            if self.extents.ledger is not None:
-                self.extents.ledger.taker = request.tenant
-            self._take(request, by_group, self._missing(request, by_group, tokens), tokens)
             self._note_begun(request, tables)
-            return
-        if not self._alike or self.log.events is not None:
-            self._take(request, by_group, self._missing(request, by_group, tokens), tokens)
-            return
-        rows = self._missing_rows(by_group, tokens)
-        if rows:
-            taken = self.extents.take(rows * self.blocks_per_crossing)
-            first = 0
-            for table in by_group:
-                last = first + rows * table.width
-                table.add_rows(taken[first:last], rows)
-                first = last
 
     def grow_for_load(self, request: Request, tokens: int) -> None:
         """Takes blocks for the first `tokens` tokens of a request, as far as a load fills them.

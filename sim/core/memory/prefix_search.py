@@ -5,7 +5,7 @@ Source: vllm/v1/core/kv_cache_coordinator.py (0.24).
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Set as AbstractSet
 
 from pagecast.sim.core.group_spec import GroupSpec
 from pagecast.sim.core.identity.keys import BlockKeys
@@ -37,12 +37,13 @@ class PrefixSearch:
         self._lookups = sorted(lookups, key=lambda lookup: not lookup.keeps_all)
         # One kind beside full attention can't lengthen what full attention has: one pass is enough.
         self._simple = len(lookups) == 1 or (len(lookups) == 2 and self._lookups[0].keeps_all)
+        self._plain = len(lookups) == 1 and self._lookups[0].keeps_all
 
     def may_find(self, keys: BlockKeys) -> bool:
         """Whether a hit is possible."""
         return self._lookups[0].may_find(keys)
 
-    def find(self, keys: BlockKeys, most: int, seen: int, *, dropping: Container[GroupSpec]) -> Hit:
+    def find(self, keys: BlockKeys, most: int, seen: int, *, dropping: AbstractSet[GroupSpec]) -> Hit:
         """The longest cached prefix of at most `most` tokens, for which `seen` tokens may be looked at.
 
         Each kind of layers may shorten the prefix; then the others are asked again, until none does. Layers
@@ -50,6 +51,10 @@ class PrefixSearch:
         block of a hit (EAGLE), each kind once: `dropped` are the kinds that have.
         When a kind finds less, all may drop a block again.
         """
+        if self._plain and not dropping:
+            hits = self._lookups[0].find(keys, most)
+            self.longest = hits[0].places * self._lookups[0].spec.block_size
+            return self._hit(self.longest, {0: hits})
         tokens = most
         self.longest = 0
         hits_by_lookup: dict[int, list[TableHit]] = {}
