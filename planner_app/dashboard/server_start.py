@@ -113,6 +113,7 @@ def _warm() -> None:
     with suppress(ImportError, PagecastError):
         for name in _FIRST_PAGE:
             import_module(name)
+        from pagecast.planner_app.dashboard.shell.jobs import keep_ready
         from pagecast.planner_app.dashboard.shell.replays import at_once
         from pagecast.planner_app.dashboard.shell.view import PageView
         from pagecast.planner_app.dashboard.shell.workload import trace_of
@@ -122,6 +123,7 @@ def _warm() -> None:
         trace = trace_of(view)
         at_once(view, trace)
         envelope_of(view, trace)
+        keep_ready()
 
 
 if __name__ == "__main__":

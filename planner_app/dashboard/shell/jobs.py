@@ -1,7 +1,8 @@
 """Long work beside a session: it shows progress, can be stopped, and never holds the pages up.
 
 A job is a process of its own (`worker.py`). A job that nobody holds any more is stopped, so a session that
-ends takes its jobs along. Results are kept by the content of what was asked, never by who asked.
+ends takes its jobs along. A server keeps some processes ready, for their imports take a second. Results are
+kept by the content of what was asked, never by who asked.
 """
 
 from __future__ import annotations
@@ -102,6 +103,9 @@ def _follow(state: _State, key: Hashable, payload: bytes, store: Results) -> Non
     if state.value is not None and not state.stopped:
         store.put(key, state.value)
     state.ended = True
+    if _AT_ONCE.acquire(blocking=False):  # no job waits for a core
+        _AT_ONCE.release()
+        _ready.fill()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -116,11 +120,51 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 def _start(state: _State) -> subprocess.Popen[bytes] | None:
     with state.lock:
         if not state.stopped:
-            command = [sys.executable, "-m", "pagecast.planner_app.dashboard.shell.worker"]
-            state.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-            )
+            state.process = _ready.take()
         return state.process
+
+
+class _Ready:
+    """Processes that wait for work. They end with this one, which closes their stdin."""
+
+    def __init__(self) -> None:
+        self._most = 0
+        self._waiting: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()
+
+    def keep(self, most: int) -> None:
+        """Keeps so many from now on."""
+        self._most = most
+        self.fill()
+
+    def fill(self) -> None:
+        """Starts those that are missing."""
+        with self._lock:
+            self._waiting = [process for process in self._waiting if process.poll() is None]
+            while len(self._waiting) < self._most:
+                self._waiting.append(_started())
+
+    def take(self) -> subprocess.Popen[bytes]:
+        """One that waits, or else a new one."""
+        with self._lock:
+            while self._waiting:
+                process = self._waiting.pop(0)
+                if process.poll() is None:
+                    return process
+        return _started()
+
+
+def _started() -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "pagecast.planner_app.dashboard.shell.worker"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+
+
+_ready = _Ready()
+
+
+def keep_ready(most: int = 2) -> None:
+    """Keeps so many processes ready for the jobs to come."""
+    _ready.keep(most)
 
 
 def _listen(process: subprocess.Popen[bytes], state: _State, payload: bytes) -> None:

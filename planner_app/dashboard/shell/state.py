@@ -43,7 +43,7 @@ class Session:
     problem: str = ""  # of the link that the session began with
     linked: dict[str, str] = field(default_factory=dict)  # its parameters, until they have been looked at
     linked_view: PageView | None = None  # the first that was shown
-    seen: bool = False  # whether the what-if was drawn before
+    charts_due_s: float | None = None  # until when the first charts may wait; 0 once they do not, None before
     settled: Hashable = None  # what was last drawn in full: jobs begin only once the sliders rest
     folder: Any = field(default_factory=lambda: tempfile.TemporaryDirectory(prefix="pagecast-"))
 

@@ -12,12 +12,14 @@ import os
 import pickle
 import sys
 from contextlib import suppress
+from importlib import import_module
 from typing import Any, BinaryIO
 
 from pagecast.planner_app.garbage import collect_seldom
 
 MEMORY_BYTES = 6 << 30
 _NICE = 5
+_FIRST_WORK = "pagecast.planner_app.dashboard.what_if.refining"  # imported before there is any
 
 
 def main() -> None:
@@ -26,6 +28,8 @@ def main() -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     _restrain()
     collect_seldom()
+    with suppress(ImportError):
+        import_module(_FIRST_WORK)
     with suppress(BrokenPipeError):  # the server has gone: so do we
         _work(sys.stdin.buffer, back)
 
@@ -38,7 +42,10 @@ def _work(source: BinaryIO, back: BinaryIO) -> None:
         back.flush()
 
     try:
-        function, arguments = pickle.load(source)
+        try:
+            function, arguments = pickle.load(source)
+        except EOFError:  # the server has gone, or has no work
+            return
         tell("done", function(*arguments, progress=lambda value: tell("progress", value)))
     except PagecastError as error:
         tell("failed", str(error))

@@ -16,6 +16,10 @@ from pagecast.traces.schema import Trace
 
 SLOTS = {BLOCK_SIZE: "block sizes", HBM: "HBM budgets"}
 CHECKS = {knob: f"{words} by long loads" for knob, words in SLOTS.items()}
+_UNSURE = {
+    BLOCK_SIZE: " Longer loads are being tried.",
+    HBM: " Longer loads, and smaller budgets, are being tried.",
+}
 _TITLES = {BLOCK_SIZE: "Block size", HBM: "HBM budget"}
 
 
@@ -72,10 +76,11 @@ def show_choices(own: Session, view: PageView, answers: Mapping[str, object]) ->
         with column, st.container(border=True, height="stretch"):
             left, right = st.columns([3, 1], vertical_alignment="center")
             with left:
-                st.markdown(f"**{_TITLES[knob]}: {plain(headline(knob, getattr(scenario, knob), choice))}**")
+                sure = answers[CHECKS[knob]] is not None
+                words = headline(knob, getattr(scenario, knob), choice, sure=sure)
+                st.markdown(f"**{_TITLES[knob]}: {plain(words)}**")
             if choice is not None:
-                unsure = "" if answers[CHECKS[knob]] else " Longer loads are being tried."
-                st.caption(plain(worth(choice) + unsure))
+                st.caption(plain(worth(choice) + ("" if sure else _UNSURE[knob])))
                 if choice.changes:
                     with right:
                         _apply_button(view, choice)
@@ -104,12 +109,13 @@ def apply(view: PageView, choice: Choice) -> None:
     show(PageView.of({**dict(view.changed), choice.knob: kind(choice.best.value)}))
 
 
-def headline(knob: str, value: float | None, choice: Choice | None) -> str:
-    """The value in force, and what to do with it."""
+def headline(knob: str, value: float | None, choice: Choice | None, *, sure: bool = True) -> str:
+    """The value in force, and what to do with it. Not `sure`: by brief loads."""
     if choice is None:
         return shown(knob, value)
     if not choice.load:
         return f"{shown(knob, value)}; no value keeps the SLO"
     if not choice.changes:
-        return f"{shown(knob, value)} is best"
-    return f"{shown(knob, value)} now, {shown(knob, choice.best.value)} is best"
+        return f"{shown(knob, value)} {'is best' if sure else 'takes as much as any'}"
+    best = shown(knob, choice.best.value)
+    return f"{shown(knob, value)} now, {best} {'is best' if sure else 'seems better'}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import streamlit as st
 from pagecast.planner_app.dashboard.shell.elements import cost_words, plain, show_charts, show_progress
 from pagecast.planner_app.dashboard.shell.pins import pin_button
@@ -22,8 +20,6 @@ from pagecast.planner_app.reports.charts import (
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.replay import Result
-
-FIRST_LOOK_S = 0.7  # from a session's first figures to its first charts, whose code keeps its browser busy
 
 
 def render() -> None:
@@ -44,9 +40,8 @@ def render() -> None:
         pin_button(own, view)
     refining.show(own, view, trace, result)
     effects.show(own, view, trace, result)
-    if not own.seen:
-        own.seen = True
-        time.sleep(FIRST_LOOK_S)
+    if refining.first_look(own, view, trace):
+        return
     _charts(result)
     with st.expander("Notes on these figures", expanded=True):
         for note in result.notes:

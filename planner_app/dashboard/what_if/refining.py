@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import streamlit as st
 from pagecast.planner_app.dashboard.shell.cards import show_cards, show_verdict
 from pagecast.planner_app.dashboard.shell.elements import again, bar, plain, progress_of
@@ -36,6 +38,7 @@ from pagecast.sim.replay import Result
 from pagecast.traces.schema import Trace
 
 _TICK_S = 0.5
+FIRST_LOOK_S = 4.0  # longest that a session's first charts wait for the first answers
 _CHECKED = {check: knob for knob, check in choices.CHECKS.items()}
 _SLOTS = {
     **choices.SLOTS,
@@ -57,6 +60,19 @@ def show(own: Session, view: PageView, trace: Trace, result: Result) -> None:
     own.settled = (view.key(), view["slo"])
 
 
+def first_look(own: Session, view: PageView, trace: Trace) -> bool:
+    """Whether charts are to come later: with a session's first view, when both questions are answered.
+
+    Their code keeps a browser busy, and a core with it. The jobs of that view begin here, for no slider has
+    moved.
+    """
+    first = own.charts_due_s is None and FIRST_LOOK_S > 0
+    own.charts_due_s = time.monotonic() + FIRST_LOOK_S if first else 0.0
+    if first:
+        _ask(own, view, trace)
+    return first
+
+
 def forget(own: Session, view: PageView) -> None:
     """Stops the jobs of what is shown no more, before the new view's replay wants the cores."""
     if own.settled != (view.key(), view["slo"]):
@@ -70,6 +86,7 @@ def _ask(own: Session, view: PageView, trace: Trace) -> dict[str, object]:
     """The result of each job; None before its end."""
     pinned = baseline_of(own, view)
     answers: dict[str, object]
+    others = {"spread": spread_key(view), **{slot: key(view, slot) for slot in (POINT, INTERVAL)}}
     if own.settled != (view.key(), view["slo"]):
         keys = {
             **{
@@ -77,18 +94,25 @@ def _ask(own: Session, view: PageView, trace: Trace) -> dict[str, object]:
                 for knob in choices.SLOTS
                 for lasting in (False, True)
             },
-            "spread": spread_key(view),
-            **{slot: key(view, slot) for slot in (POINT, INTERVAL)},
+            **others,
         }
         answers = {slot: results.get(job_key) for slot, job_key in keys.items()}
         return answers if pinned is None else {**answers, BASE: known_of(pinned)}
-    # In the order in which they are worth most: two run at once.
+    # In the order in which they are worth most: two run at once, and the first questions alone.
     answers = choices.ask_all(own, view, trace)
-    answers["spread"] = spread_for(own, view, trace)
-    answers |= {slot: ask(own, view, trace, slot) for slot in (POINT, INTERVAL)}
+    if _answered(own, answers):
+        answers["spread"] = spread_for(own, view, trace)
+        answers |= {slot: ask(own, view, trace, slot) for slot in (POINT, INTERVAL)}
+    else:
+        answers |= {slot: results.get(job_key) for slot, job_key in others.items()}
     if pinned is not None:
         answers[BASE] = ask_baseline(own, pinned) if answers[POINT] is not None else known_of(pinned)
     return answers
+
+
+def _answered(own: Session, answers: dict[str, object]) -> bool:
+    """Whether both first answers are in, or will not come."""
+    return all(answers[slot] is not None or not _may_come(own, slot) for slot in choices.SLOTS)
 
 
 def _waiting(own: Session, answers: dict[str, object]) -> bool:
@@ -105,6 +129,9 @@ def _may_come(own: Session, slot: str) -> bool:
 
 def _draw(own: Session, view: PageView, trace: Trace, result: Result, waited: bool) -> None:
     answers = _ask(own, view, trace)
+    if own.charts_due_s and (_answered(own, answers) or time.monotonic() > own.charts_due_s):
+        own.charts_due_s = 0.0
+        st.rerun()
     if waited and not _waiting(own, answers):
         st.rerun()
     verdicts = {} if start_problem(view) else _verdicts(view, result)

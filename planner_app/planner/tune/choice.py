@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pagecast.planner_app.planner.capacity.admitted import admitted, question_of, rate_ask
-from pagecast.planner_app.planner.capacity.bisection import GRID, Ask, CapacityQuestion, LoadTrial
+from pagecast.planner_app.planner.capacity.bisection import GRID, CapacityQuestion, LoadTrial
 from pagecast.planner_app.planner.capacity.options import PlanOptions
 from pagecast.planner_app.planner.capacity.users import Load, requests_per_s
 from pagecast.planner_app.planner.sweep.trial import at, check_memory
@@ -96,8 +96,9 @@ def choose(
 
     `values`: those to choose from, ascending; by default the usual ones. What is not among them is not in
     force: then the middle one is taken for that. `progress` is called with the replays made, and how many
-    there will be at about. `lasting`: rates are those of `plan`, by long loads; without, by loads of a
-    fifth of that, in a third of the time, in which a cache may be too small for longer ones.
+    there will be at about. `lasting`: rates are those of `plan`, by long loads. Without, a first answer in a
+    fifth of the time, by brief ones: in these a cache seems large enough that is not, so no budget below the
+    one in force is tried, and rates only beside those at which the most users are served.
     """
     if knob != BLOCK_SIZE and (scenario.num_gpu_blocks is not None or scenario.kv_tokens is not None):
         raise BadInput("the KV cache has a fixed number of blocks: leave that out to choose an HBM budget")
@@ -155,14 +156,18 @@ class _Runs:
         return search.value or 0
 
     def most(self, value: float, users: int) -> float:
-        """The rate that a value takes, from where `users` were served; 0 where there is none."""
+        """The rate that a value takes, from where `users` were served; 0 where there is none.
+
+        Not `lasting`: that at which they were served, if it takes that.
+        """
         if self.rate is None:
             return 0.0
-        question = self.of(value)
-        ask = rate_ask(question, self.at(value, _users(users)))
+        begin = self.at(value, _users(users))
         if not self.lasting:
-            ask = Ask("rate", start=ask.start, step=4 * _RATE_STEP, resolution=_RATE_STEP, verify=False)
-        search = question.search(ask)
+            rate = begin.requests_per_s / self.rate
+            return rate if self.takes(value, rate) else 0.0
+        question = self.of(value)
+        search = question.search(rate_ask(question, begin))
         self._count(search.answer.tried)
         if search.value is None or search.at is None:
             return 0.0
@@ -174,8 +179,11 @@ class _Runs:
         """How a value serves a load."""
         if (value, load) not in self.made:
             question = self.of(value)
-            long = self.lasting and load.kind == "rate"
-            made = question.serve_long(load) if long else question.judge(load, question.serve(load))
+            rate = load.kind == "rate"
+            if self.lasting and rate:
+                made = question.serve_long(load)
+            else:
+                made = question.judge(load, question.serve(load, brief=rate))
             self.made[value, load] = made
             self._count(1)
         return self.made[value, load]
@@ -184,9 +192,17 @@ class _Runs:
         """Whether a value keeps the SLO at a rate; any does at none."""
         return not rate or self.at(value, Load("rate", rate)).holds
 
+    def takes_more(self, value: float, rate: float) -> bool:
+        """Whether a value takes more than the rate that another takes at most, as far as that is known."""
+        return self.lasting and rate > 0 and self.takes(value, rate * GRID**_RATE_STEP)
+
+    def keeps(self, value: float, users: int, rate: float) -> bool:
+        """Whether a value keeps the SLO with so many users, and at a rate."""
+        return self.at(value, _users(users)).holds and self.takes(value, rate)
+
     def slower(self, value: float, users: int, rate: float, than: float, times: float = _SLOWER) -> bool:
-        """Whether mean TTFT at one of both loads is more than so many times another value's."""
-        loads = [_users(users), *([Load("rate", rate)] if rate else [])]
+        """Whether mean TTFT at one of both loads, 0 for none, is more than so many times another value's."""
+        loads = [*([_users(users)] if users else []), *([Load("rate", rate)] if rate else [])]
         return any(
             self.at(value, load).ttft_mean_s > times * self.at(than, load).ttft_mean_s for load in loads
         )
@@ -213,40 +229,56 @@ def _more(users: int) -> int:
 
 
 def _by_budget(run: _Runs, own: float, values: Sequence[float]) -> Choice:
-    """More memory never admits less: so the largest budget admits the most, and the least that admits as
-    much is bisected."""
-    users = load = run.users(own)
+    """More memory tends to admit more: so the most is that of the largest budget, or of the one in force
+    where the largest takes less of a load, and the least budget that takes as much is bisected."""
+    users = run.users(own)
+    rate = run.most(own, users) if users else 0.0
+    top, load, takes = own, users, rate
     largest = values[-1]
-    if largest != own and (not users or run.at(largest, _users(_more(users))).holds):
-        load = max(run.users(largest), users)
+    if largest != own:
+        more_users = not users or run.at(largest, _users(_more(users))).holds
+        more_rate = not rate or run.takes_more(largest, rate)
+        if (more_users or more_rate) and (not users or run.keeps(largest, users, rate)):
+            top = largest
+            load = max(run.users(largest), users) if more_users else users
+            takes = max(run.most(largest, load), rate) if load else 0.0
     if not load:
         own_standing = run.standing(own, 0, 0)
         return Choice(run.knob, own_standing, own_standing, 0, tuple(values))
-    rate = run.most(largest, load)
+
+    def enough(value: float) -> bool:
+        return run.keeps(value, load, takes) and not run.slower(value, load, takes, top)
 
     def good(value: float) -> bool:
-        if value == largest:
-            return True
-        holds = run.takes(value, rate) and run.at(value, _users(load)).holds
-        return holds and not run.slower(value, load, rate, largest)
+        # By the rate, where there is one: between turns that pause, more is in the cache than users have.
+        fast = run.takes(value, takes) and not run.slower(value, 0, takes, top)
+        return fast if takes else enough(value)
 
-    low, high = 0, len(values) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if good(values[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    best = values[high]
+    best = values.index(top)
+    if run.lasting:
+        best = _least(values, best, good)
+        while values[best] != top and not enough(values[best]):
+            best += 1
     run.at(own, _users(load))
-    own_rate = rate if run.takes(own, rate) else run.most(own, users)
     return Choice(
         run.knob,
-        run.standing(own, users, load, own_rate),
-        run.standing(best, load, load, rate),
+        run.standing(own, users, load, rate),
+        run.standing(values[best], load, load, takes),
         load,
-        tuple(values),
+        tuple(values) if run.lasting else tuple(sorted({own, largest})),
     )
+
+
+def _least(values: Sequence[float], best: int, good: Callable[[float], bool]) -> int:
+    """The place of the least value that is good, up to that of one which is."""
+    low = 0
+    while low < best:
+        middle = (low + best) // 2
+        if good(values[middle]):
+            best = middle
+        else:
+            low = middle + 1
+    return best
 
 
 def _by_size(run: _Runs, own: float, values: Sequence[float]) -> Choice:
@@ -262,11 +294,10 @@ def _by_size(run: _Runs, own: float, values: Sequence[float]) -> Choice:
     now = best = run.standing(own, users, users, rate)
     gained = 1.0  # of users times of rate
     for value in (value for value in values if value != own):
-        more_users = run.at(value, _users(_more(users))).holds
-        more_rate = rate > 0 and run.takes(value, rate * GRID**_RATE_STEP)
-        holds = more_users or run.at(value, _users(users)).holds
-        if not holds or not (more_rate or run.takes(value, rate)):  # less of one load, if more of the other
+        if not run.keeps(value, users, rate):
             continue
+        more_users = run.at(value, _users(_more(users))).holds
+        more_rate = run.takes_more(value, rate)
         admits = max(run.users(value), _more(users)) if more_users else users
         takes = max(run.most(value, users), rate) if more_rate else rate
         gains = admits / users * (takes / rate if rate else 1.0)

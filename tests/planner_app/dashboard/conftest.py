@@ -22,12 +22,12 @@ def components_searched_once() -> Iterator[None]:
 
 @pytest.fixture
 def no_browser(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Pages do not wait for a browser's first look."""
+    """Pages do not wait for a browser's first look, and begin no jobs with it."""
     pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
     request.getfixturevalue("components_searched_once")
-    from pagecast.planner_app.dashboard.what_if import page
+    from pagecast.planner_app.dashboard.what_if import refining
 
-    monkeypatch.setattr(page, "FIRST_LOOK_S", 0)
+    monkeypatch.setattr(refining, "FIRST_LOOK_S", 0)
 
 
 @pytest.fixture

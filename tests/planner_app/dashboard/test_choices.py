@@ -30,6 +30,8 @@ def test_the_words_say_now_best_and_what_it_is_worth() -> None:
     assert worth(rates) == "302 users at once keep the SLO now, +8% requests per second."
     same = choice(BLOCK_SIZE, (16, 302, 1.0, 109.0), (16, 302, 1.0, 109.0))
     assert headline(BLOCK_SIZE, 16, same) == "16 is best" and not same.changes
+    assert headline(HBM, 0.39, more, sure=False) == "0.39 now, 0.90 seems better"
+    assert headline(BLOCK_SIZE, 16, same, sure=False) == "16 takes as much as any"
     none = choice(BLOCK_SIZE, (16, 0, None, 109.0), (16, 0, None, 109.0), 0)
     assert "no value keeps the SLO" in headline(BLOCK_SIZE, 16, none)
 

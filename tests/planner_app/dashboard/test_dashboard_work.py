@@ -14,7 +14,7 @@ from pagecast.planner_app.planner.capacity.options import PlanOptions
 pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 
 from pagecast.planner_app.dashboard import server_start
-from pagecast.planner_app.dashboard.shell import replays, workload
+from pagecast.planner_app.dashboard.shell import jobs, replays, workload
 from pagecast.planner_app.dashboard.shell.jobs import Job, Results, results
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import PageView
@@ -57,6 +57,15 @@ def test_a_job_that_breaks_says_so():
     job = Job("broken", time.sleep, "not seconds")
     _until(lambda: not job.running)
     assert job.value is None and "ended before it was done" in job.error
+
+
+def test_a_process_that_is_ready_takes_the_next_job_and_ends_with_its_work():
+    ready = jobs._Ready()
+    ready.keep(1)
+    (waiting,) = ready._waiting
+    assert ready.take() is waiting
+    waiting.communicate(timeout=60)  # no work came: it ends in silence
+    assert waiting.returncode == 0
 
 
 def test_a_job_nobody_holds_ends():
@@ -112,10 +121,13 @@ def test_a_search_that_is_stopped_is_not_waited_for():
     view = PageView.of({"requests": 2000, "seed": 79})
     trace = workload.trace_of(view)
     own.settled = (view.key(), view["slo"])
-    refining._ask(own, view, trace)
-    for job in own.jobs.values():
-        job.stop()
-    _until(lambda: not any(job.running for job in own.jobs.values()))
+    for _ in ("the first questions", "the rest, which waited for them"):
+        begun = set(own.jobs)
+        refining._ask(own, view, trace)
+        assert set(own.jobs) > begun
+        for job in own.jobs.values():
+            job.stop()
+        _until(lambda: not any(job.running for job in own.jobs.values()))
     assert not refining._waiting(own, refining._ask(own, view, trace))
 
 

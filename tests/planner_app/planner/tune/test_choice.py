@@ -77,7 +77,7 @@ class Told(choice._Runs):
     """Values of which is told what they admit: users, and requests per second in the trace's own."""
 
     def __init__(self, told: dict[float, tuple[int, float]]) -> None:
-        self.told, self.rate, self.knob, self.made = told, 10.0, "", {}
+        self.told, self.rate, self.knob, self.made, self.lasting = told, 10.0, "", {}, True
 
     def users(self, value: float) -> int:
         return self.told[value][0]
@@ -100,6 +100,20 @@ def test_a_budget_that_admits_as_many_users_at_a_lower_rate_is_not_best() -> Non
     assert (best.best.value, best.best.rate) == (0.7, 31.0)
     worse = choice._by_budget(Told(told), 0.5, sorted(told))
     assert (worse.now.rate, worse.best.value) == (27.0, 0.7)
+
+
+def test_a_budget_in_force_that_takes_more_than_larger_ones_is_not_left_for_less() -> None:
+    """By chance: what is best is compared with the value in force, not only with the largest."""
+    told = {0.5: (300, 3.1), 0.8: (300, 3.1), 0.9: (300, 3.3), 0.95: (300, 3.1)}
+    assert choice._by_budget(Told(told), 0.9, sorted(told)).best.value == 0.9
+    more_users = {**told, 0.95: (400, 3.1)}
+    assert choice._by_budget(Told(more_users), 0.9, sorted(told)).best.value == 0.9
+
+
+def test_a_first_answer_does_not_advise_less_memory(trace) -> None:
+    """Brief loads do not fill a cache."""
+    first = choose(trace, SMALL, HBM, SLO, lasting=False)
+    assert first.best.value in (SMALL.gpu_memory_utilization, budgets(SMALL)[-1])
 
 
 def test_a_block_size_that_takes_more_of_one_load_and_less_of_the_other_is_not_best() -> None:
