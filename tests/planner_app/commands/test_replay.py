@@ -231,14 +231,14 @@ def test_bad_input_leaves_nothing_half_written(tmp_path, capsys):
 
 
 def test_a_closed_pipe_is_no_error():
-    command = f"{sys.executable} -m pagecast.planner_app replay chat --limit 20 | head -1"
+    command = f"{sys.executable} -m pagecast replay chat --limit 20 | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert done.stdout.startswith("chat:")
 
 
 def shell(command, **options):
-    command = command.replace("pagecast ", f"{sys.executable} -m pagecast.planner_app ")
+    command = command.replace("pagecast ", f"{sys.executable} -m pagecast ")
     return subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, **options)
 
 
