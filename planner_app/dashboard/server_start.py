@@ -110,10 +110,12 @@ def _bind(host: str, port: int) -> None:
 
 def _warm() -> None:
     """Imports the first page and replays what it shows, while a browser is still loading the app's code."""
+    from pagecast.planner_app.dashboard.shell.jobs import keep_ready
+
+    keep_ready()
     with suppress(ImportError, PagecastError):
         for name in _FIRST_PAGE:
             import_module(name)
-        from pagecast.planner_app.dashboard.shell.jobs import keep_ready
         from pagecast.planner_app.dashboard.shell.replays import at_once
         from pagecast.planner_app.dashboard.shell.view import PageView
         from pagecast.planner_app.dashboard.shell.workload import trace_of
@@ -123,7 +125,6 @@ def _warm() -> None:
         trace = trace_of(view)
         at_once(view, trace)
         envelope_of(view, trace)
-        keep_ready()
 
 
 if __name__ == "__main__":

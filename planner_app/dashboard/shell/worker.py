@@ -19,7 +19,7 @@ from pagecast.planner_app.garbage import collect_seldom
 
 MEMORY_BYTES = 6 << 30
 _NICE = 5
-_FIRST_WORK = "pagecast.planner_app.dashboard.what_if.refining"  # imported before there is any
+_FIRST_WORK = "pagecast.planner_app.dashboard.what_if.choice_job"  # imported before there is any
 
 
 def main() -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 import streamlit as st
 from pagecast.planner_app.dashboard.shell.elements import again, plain, progress_of
 from pagecast.planner_app.dashboard.shell.state import Session, show
 from pagecast.planner_app.dashboard.shell.view import PageView
-from pagecast.planner_app.planner.tune.choice import BLOCK_SIZE, HBM, Choice, choose
+from pagecast.planner_app.dashboard.what_if.choice_job import choice_job
+from pagecast.planner_app.planner.tune.choice import BLOCK_SIZE, HBM, Choice
 from pagecast.planner_app.planner.tune.worth import shown, worth
-from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
 SLOTS = {BLOCK_SIZE: "block sizes", HBM: "HBM budgets"}
@@ -55,17 +55,6 @@ def ask_all(own: Session, view: PageView, trace: Trace) -> dict[str, object]:
 def slot(knob: str, lasting: bool) -> str:
     """The slot of a choice's job."""
     return CHECKS[knob] if lasting else knob
-
-
-def choice_job(
-    trace: Trace, scenario: Scenario, knob: str, slo: str, lasting: bool, *, progress: Any
-) -> Choice:
-    """`choose` with progress."""
-
-    def tell(done: int, total: int) -> None:
-        progress((done, total, "replays"))
-
-    return choose(trace, scenario, knob, slo, tell, lasting=lasting)
 
 
 def show_choices(own: Session, view: PageView, answers: Mapping[str, object]) -> None:

@@ -40,7 +40,7 @@ def render() -> None:
         pin_button(own, view)
     refining.show(own, view, trace, result)
     effects.show(own, view, trace, result)
-    if refining.first_look(own, view, trace):
+    if refining.first_look(own):
         return
     _charts(result)
     with st.expander("Notes on these figures", expanded=True):

@@ -53,24 +53,33 @@ _SLOTS = {
 def show(own: Session, view: PageView, trace: Trace, result: Result) -> None:
     """Draws the cards, and again every half second until all is in.
 
-    Jobs begin when the same view is drawn a second time, so that a slider in motion starts none.
+    Jobs begin when the same view is drawn a second time, so that a slider in motion starts none. Until both
+    first answers are in, only their cards are drawn again.
     """
-    waiting = _waiting(own, _ask(own, view, trace))
-    fragment(_draw, run_every=_TICK_S if waiting else None)(own, view, trace, result, waiting)
+    if _is_first(own):  # no slider has moved
+        own.settled = (view.key(), view["slo"])
+    answers = _ask(own, view, trace)
+    waiting = _waiting(own, answers)
+    if waiting and not _answered(own, answers):
+        fragment(_draw_first, run_every=_TICK_S)(own, view, trace)
+        _draw_others(own, view, trace, result, answers)
+    else:
+        fragment(_draw, run_every=_TICK_S if waiting else None)(own, view, trace, result, waiting)
     own.settled = (view.key(), view["slo"])
 
 
-def first_look(own: Session, view: PageView, trace: Trace) -> bool:
+def first_look(own: Session) -> bool:
     """Whether charts are to come later: with a session's first view, when both questions are answered.
 
-    Their code keeps a browser busy, and a core with it. The jobs of that view begin here, for no slider has
-    moved.
+    Their code keeps a browser busy, and a core with it.
     """
-    first = own.charts_due_s is None and FIRST_LOOK_S > 0
+    first = _is_first(own)
     own.charts_due_s = time.monotonic() + FIRST_LOOK_S if first else 0.0
-    if first:
-        _ask(own, view, trace)
     return first
+
+
+def _is_first(own: Session) -> bool:
+    return own.charts_due_s is None and FIRST_LOOK_S > 0
 
 
 def forget(own: Session, view: PageView) -> None:
@@ -127,15 +136,29 @@ def _may_come(own: Session, slot: str) -> bool:
     return job is None or job.running
 
 
-def _draw(own: Session, view: PageView, trace: Trace, result: Result, waited: bool) -> None:
-    answers = _ask(own, view, trace)
-    if own.charts_due_s and (_answered(own, answers) or time.monotonic() > own.charts_due_s):
+def _draw_first(own: Session, view: PageView, trace: Trace) -> None:
+    answers, now_s = _ask(own, view, trace), time.monotonic()
+    answered, due_s = _answered(own, answers), own.charts_due_s or 0.0
+    if answered and due_s > now_s:  # they are drawn, and charts the next time
+        own.charts_due_s = now_s
+    elif answered or 0 < due_s <= now_s:
         own.charts_due_s = 0.0
         st.rerun()
+    show_choices(own, view, answers)
+
+
+def _draw(own: Session, view: PageView, trace: Trace, result: Result, waited: bool) -> None:
+    answers = _ask(own, view, trace)
     if waited and not _waiting(own, answers):
         st.rerun()
-    verdicts = {} if start_problem(view) else _verdicts(view, result)
     show_choices(own, view, answers)
+    _draw_others(own, view, trace, result, answers)
+
+
+def _draw_others(
+    own: Session, view: PageView, trace: Trace, result: Result, answers: dict[str, object]
+) -> None:
+    verdicts = {} if start_problem(view) else _verdicts(view, result)
     show_cards(
         cards_of(
             own,
