@@ -24,7 +24,7 @@ _ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 
 def printed(words: tuple[str, ...], desk: Path) -> list[str]:
     """The lines that a command prints."""
-    program = words[1:] if words[0] == "python" else ("-m", "pagecast.planner_app", *words[1:])
+    program = words[1:] if words[0] == "python" else ("-m", "pagecast", *words[1:])
     done = subprocess.run(
         [sys.executable, *program],
         cwd=desk,

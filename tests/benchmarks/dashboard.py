@@ -94,7 +94,7 @@ def _served(browser: Any, width: int, query: str) -> Iterator[Page]:
         port = probe.getsockname()[1]
     context = browser.new_context(viewport={"width": width, "height": _HEIGHT})
     page = context.new_page()
-    command = [sys.executable, "-m", "pagecast.planner_app", "dashboard", "--no-browser", "--port", str(port)]
+    command = [sys.executable, "-m", "pagecast", "dashboard", "--no-browser", "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         _open(page, f"http://127.0.0.1:{port}/{query}", port)

@@ -62,7 +62,7 @@ def main() -> None:
     given = parser.parse_args()
     options = ["--simulate", "--gpu", "H200", "--port", "0", "--max-num-seqs", str(given.streams)]
     options += ["--max-num-batched-tokens", "16384", "--time-scale", str(given.time_scale)]
-    command = [sys.executable, "-m", "pagecast.planner_app", "serve", *options]
+    command = [sys.executable, "-m", "pagecast", "serve", *options]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     url = server.stdout.readline().split()[-1]

@@ -316,7 +316,7 @@ class Server:
         self,
         given: argparse.Namespace,
         folder: Path,
-        program: Sequence[str] = ("-m", "pagecast.planner_app"),
+        program: Sequence[str] = ("-m", "pagecast"),
     ) -> None:
         tokenizer = folder / "tokenizer"
         environment = None

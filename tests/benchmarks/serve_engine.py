@@ -38,7 +38,7 @@ def offline(model: str, requests: int) -> None:
 
 def served(model: str, *options: str) -> tuple[subprocess.Popen[str], int]:
     """A server of the engine, and its port."""
-    command = [sys.executable, "-m", "pagecast.planner_app", "serve", "--model", model, "--port", "0"]
+    command = [sys.executable, "-m", "pagecast", "serve", "--model", model, "--port", "0"]
     process = subprocess.Popen([*command, *OPTIONS, *options], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()

@@ -143,7 +143,7 @@ def test_an_interrupted_run_ends_at_once_and_is_kept_as_far_as_it_went(
     trace = small_trace_file(tmp_path, requests=900)
     arguments = [trace, "--model", model_with_text.folder, "--out", tmp_path / "run", *SMALL]
     process = subprocess.Popen(
-        [sys.executable, "-m", "pagecast.planner_app", "record", *map(str, arguments)],
+        [sys.executable, "-m", "pagecast", "record", *map(str, arguments)],
         stderr=subprocess.PIPE,
         text=True,
         # A shell leaves background jobs, such as these tests may be, deaf to interrupts.

@@ -167,7 +167,7 @@ def test_an_engine_that_fails_says_so_and_is_not_healthy(
 
 
 def test_the_command_serves_the_engine_in_a_process_of_its_own(model_with_text: Any, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pagecast.planner_app", "serve", "--model", str(model_with_text.folder)]
+    command = [sys.executable, "-m", "pagecast", "serve", "--model", str(model_with_text.folder)]
     command += ["--port", "0", "--device", "cpu", "--dtype", "float32", "--num-gpu-blocks", "200"]
     command += ["--record", str(tmp_path / "run")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -40,7 +40,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "pagecast.planner_app", "dashboard", "--no-browser", "--port", str(port)]
+    command = [sys.executable, "-m", "pagecast", "dashboard", "--no-browser", "--port", str(port)]
     with (folder / "log.txt").open("wb") as log:
         server = subprocess.Popen(
             command, cwd=folder, stdout=log, stderr=log, start_new_session=True, preexec_fn=_die_with_parent

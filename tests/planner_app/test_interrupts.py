@@ -30,7 +30,7 @@ class Command:
     """pagecast in a session of its own, as a terminal would run it; ended for sure."""
 
     def __init__(self, *arguments: str) -> None:
-        program = [sys.executable, "-m", "pagecast.planner_app", *arguments]
+        program = [sys.executable, "-m", "pagecast", *arguments]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
             program, stdout=pipe, stderr=pipe, text=True, start_new_session=True, preexec_fn=_heeds_interrupts

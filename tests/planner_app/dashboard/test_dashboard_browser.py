@@ -40,7 +40,7 @@ def ttft(view: PageView) -> str:
 
 
 def pagecast(*arguments: object) -> dict[str, Any]:
-    command = [sys.executable, "-m", "pagecast.planner_app", *map(str, arguments), "--json"]
+    command = [sys.executable, "-m", "pagecast", *map(str, arguments), "--json"]
     return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
 
 

@@ -15,7 +15,7 @@ import pytest
 from .conftest import finishes_its_stream_at_sigterm
 
 pytest.importorskip("torch")
-SERVE = [sys.executable, "-m", "pagecast.planner_app", "serve", "--port", "0"]
+SERVE = [sys.executable, "-m", "pagecast", "serve", "--port", "0"]
 ENGINE = ["--random-weights", "--device", "cpu", "--num-gpu-blocks", "1300", "--max-num-seqs", "8"]
 
 

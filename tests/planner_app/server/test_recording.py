@@ -211,7 +211,7 @@ def test_a_journal_is_rotated_and_a_line_cut_short_is_left_out(tmp_path: Path) -
 def test_a_killed_server_leaves_a_run_that_lacks_less_than_a_second(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     options = ["--simulate", "--gpu", "H200", "--port", "0", "--record", str(folder)]
-    command = [sys.executable, "-m", "pagecast.planner_app", "serve", *options]
+    command = [sys.executable, "-m", "pagecast", "serve", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
     try:
         assert process.stdout is not None

@@ -99,7 +99,7 @@ def served(*options: str, errors: Any = subprocess.PIPE) -> tuple[subprocess.Pop
     command = [
         sys.executable,
         "-m",
-        "pagecast.planner_app",
+        "pagecast",
         "serve",
         "--simulate",
         "--gpu",
@@ -251,7 +251,7 @@ def test_replicas_have_ports_of_their_own(tmp_path: Path) -> None:
     command: list[Any] = [
         sys.executable,
         "-m",
-        "pagecast.planner_app",
+        "pagecast",
         "serve",
         "--simulate",
         "--replicas",

@@ -87,7 +87,7 @@ def test_a_baseline_that_can_not_be_written_leaves_no_process(tmp_path: Path) ->
 
 def refused_alone(arguments: list[str]) -> str:
     """The one line of a command that fails, of whose processes none is left."""
-    program = [sys.executable, "-m", "pagecast.planner_app", *arguments]
+    program = [sys.executable, "-m", "pagecast", *arguments]
     process = subprocess.Popen(program, stderr=subprocess.PIPE, text=True, start_new_session=True)
     _, message = process.communicate(timeout=100)
     assert process.returncode == 2, message

@@ -157,7 +157,7 @@ def test_killed_and_started_again_it_has_the_same_table(chat, tmp_path, search):
     command = ["sweep", "chat", "--limit", "200", *options]
     assert pagecast([*command, "--out", str(tmp_path / "whole"), "--workers", "1"]) == 0
     out = tmp_path / "killed"
-    program = [sys.executable, "-m", "pagecast.planner_app", *command, "--out", str(out), "--workers", "2"]
+    program = [sys.executable, "-m", "pagecast", *command, "--out", str(out), "--workers", "2"]
     running = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: trials_in(out) >= 4)
