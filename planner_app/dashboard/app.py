@@ -37,6 +37,10 @@ _STYLE = """<style>
 [class*="st-key-broken"] [data-testid="stMetricValue"] { color: #e03131; }
 [data-testid="stMetricValue"] { white-space: nowrap; font-variant-numeric: tabular-nums; }
 [data-testid="stMainBlockContainer"] { padding: 4rem 2.5rem 3rem; }
+[data-testid="stMultiSelectTagsContainer"], [data-testid="stMultiSelectTagsContainer"] > span {
+    flex-wrap: wrap; overflow: visible; height: auto; max-height: none; mask-image: none; }
+[data-testid="stMultiSelect"] div:has([data-testid="stMultiSelectTagsContainer"]) {
+    height: auto !important; max-height: none !important; }
 [data-testid="stSidebarUserContent"] h3 { padding-bottom: 0; }
 </style>"""
 

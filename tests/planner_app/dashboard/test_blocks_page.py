@@ -297,6 +297,12 @@ def test_the_block_view_plays_steps_and_tells_of_a_block(visit: Visit) -> None:
     assert where(page) != stopped
     page.locator(".pool .back").click()
     assert where(page) == stopped
+    page.locator(".pool .play").click()
+    page.locator(".pool .next").click()  # a step while it plays pauses
+    assert page.locator(".pool .play").inner_text() == "Play"
+    paused = where(page)
+    page.wait_for_timeout(300)
+    assert where(page) == paused
     page.get_by_role("slider", name="Step of the replay").evaluate(
         "(slider) => { slider.value = 200; slider.dispatchEvent(new Event('input')); }"
     )

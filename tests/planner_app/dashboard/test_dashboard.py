@@ -147,6 +147,7 @@ def test_the_table_gives_each_views_figures_and_changes():
     told_change = change(*(results[name].summary["tpot_s"]["p99"] for name in ("b", "a")))
     assert plain(f"({told_change})") in frame["b"]["TPOT p99"]
     assert frame["b"]["Differs in"] == "gpu L40S"
+    assert frame["b"]["Step costs"] == "composed of measured operations"
     assert "points" in frame["b"]["KV in use at peak"]
 
 

@@ -60,6 +60,33 @@ def test_a_slider_moves_the_figures_and_the_link_repeats_them(visit: Visit) -> N
     expect(card(again, "TTFT")).to_have_text(moved)
 
 
+def test_a_broken_slo_is_red_and_charts_add_no_tab_stops(visit: Visit) -> None:
+    page = visit("/?requests=60&slo=ttft_p99<1us,tpot_p99<1s")
+    expect(card(page, "TTFT")).to_have_css("color", "rgb(224, 49, 49)")
+    expect(card(page, "TPOT")).not_to_have_css("color", "rgb(224, 49, 49)")
+    expect(page.locator(".js-plotly-plot .main-svg").first).to_be_visible()
+    assert not page.locator(".modebar-btn").count()
+
+
+CUT = """() => [...document.querySelectorAll('[data-testid=stMetricLabel], [data-testid=stMetricLabel] *')]
+    .filter(one => one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).overflow === 'hidden')
+    .map(one => one.innerText)"""
+
+
+@pytest.mark.slow
+def test_no_text_of_the_fleet_is_cut(visit: Visit) -> None:
+    page = visit("/fleet?requests=60&replicas=2")
+    expect(page.get_by_text("Hits per router")).to_be_visible()
+    tags = page.locator("[data-testid=stMultiSelectTagsContainer]").first
+    chosen = tags.locator("[data-tag]")
+    assert chosen.count() == 3
+    box = tags.bounding_box()
+    for at in range(3):
+        tag = chosen.nth(at).bounding_box()
+        assert tag["x"] + tag["width"] <= box["x"] + box["width"] + 1
+    assert page.evaluate(CUT) == []
+
+
 @pytest.mark.slow
 def test_intervals_are_grey_until_they_are_in(visit: Visit) -> None:
     page = visit("/?requests=40&seed=11")

@@ -43,7 +43,11 @@ def test_each_router_has_the_figures_of_its_own_replay(made):
     row = made.routers.iloc[1]
     assert row["token_hit_rate"] == alone["token_hit_rate"]
     assert row["ttft_p99_s"] == alone["ttft_s"]["p99"]
-    assert "Most hits" in caption_of(charts.hits_per_router(made.routers))
+    figure = charts.hits_per_router(made.routers)
+    assert "Most hits" in caption_of(figure)
+    assert figure.data[0].textangle == 0 and all(
+        "<br>" in text for text in figure.data[0].text
+    )  # not upright
 
 
 def test_a_replicas_death_shows_in_replicas_and_ttft(made):

@@ -18,6 +18,7 @@ pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 from pagecast.planner_app.dashboard.load import charts, highest, page
 from pagecast.planner_app.dashboard.load.curves import curves
 from pagecast.planner_app.dashboard.load.highest import rates_job
+from pagecast.planner_app.dashboard.shell.elements import cost_words
 from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.dashboard.what_if.advice import advice_on, advice_on_cost, advice_on_load
 from pagecast.planner_app.planner.capacity.options import PlanOptions
@@ -116,6 +117,12 @@ def test_a_price_gives_the_cost_card_and_each_card_one_sentence(app):
     assert len(bold) == 5
 
 
+def test_composed_costs_are_not_called_measured(app) -> None:
+    assert cost_words("measured") == "costs composed of measured operations"
+    test = app(requests=30, gpu="L40S")
+    assert any("costs composed of measured operations" in text.value for text in test.markdown)
+
+
 def test_without_a_price_the_card_asks_for_one(app):
     test = app(requests=60)
     assert {metric.label: metric.value for metric in test.metric}["Cost"] == "–"
@@ -143,6 +150,8 @@ def test_the_load_page_sets_gpus_side_by_side():
     titles = " ".join(text.value for text in test.markdown)
     assert "TTFT against load" in titles and "Goodput against load" in titles
     assert {metric.value for metric in test.metric if metric.label.startswith("$")} >= {"no price"}
+    # TTFT of one scenario differs from What-if's, and the page says why.
+    assert any("of more requests than What-if's" in text.value for text in test.caption)
 
 
 def test_the_highest_rate_is_that_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
