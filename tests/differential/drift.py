@@ -1,6 +1,6 @@
 """What a version of vLLM decides otherwise than the core: the first thing to run when a version appears.
 
-    python drift.py 0.34.0 [--folder FOLDER] [--seeds 40] [--families plain,keys]
+    python drift.py 0.34.0 [--folder FOLDER] [--first 0] [--seeds 40] [--families plain,keys]
 
 runs with pagecast's interpreter and installs nothing. PAGECAST_VLLM_PYTHON (or `--python`) is an interpreter
 with vLLM's dependencies (see README.md); FOLDER, put on its PYTHONPATH, holds the version, as
@@ -10,8 +10,8 @@ Every family is driven on the same seeds and replayed by the core. Printed are, 
 scenarios are equal in every field, and where the first of the others differs: seed, step and fields.
 Scenarios in which vLLM fails or does not get on are counted apart.
 
-`--record FOLDER` keeps what was decided. `--recorded` drives nothing: it compares what is kept in
-`recorded/`, and with several versions prints a table.
+`--record FOLDER` keeps what was decided, each family once it is complete. `--recorded` drives nothing: it
+compares what is kept in `recorded/`, and with several versions prints a table.
 
 Exit status: 0: all are equal; 1: some differ; 2: bad options; 3: the interpreter can't import this vLLM.
 """
@@ -24,8 +24,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import NoReturn
 
@@ -121,14 +123,14 @@ def parsed(text: str) -> tuple[str, Decisions | tuple[int, str]]:
     return name, (seed, how)
 
 
-def kept(version: str, name: str, last: int) -> Iterator[Decisions]:
-    """The recorded runs of a version and family."""
+def kept(version: str, name: str, seeds: Container[int] = range(sys.maxsize)) -> Iterator[Decisions]:
+    """The recorded runs of a version and family, of these seeds."""
     paths = [RECORDED / version / f"{name}.jsonl.xz"]
     if version == FIRST_VERSION:
         paths += sorted(RECORDED.glob(f"{'seeds' if name == 'plain' else name}-[0-9]*.jsonl.xz"))
     for path in paths:
         if path.exists():
-            yield from (run for run in read(path) if run.seed <= last)
+            yield from (run for run in read(path) if run.seed in seeds)
 
 
 def fail(status: int, message: str) -> NoReturn:
@@ -154,22 +156,23 @@ def check_version(python: str, environment: dict[str, str], version: str) -> Non
 
 
 def tallies_of(
-    runs: Iterable[tuple[str, Decisions | tuple[int, str]]], keep: dict[str, list[Decisions]], version: str
+    runs: Iterable[tuple[str, Decisions | tuple[int, str]]], version: str, record: Path | None = None
 ) -> dict[str, Tally]:
-    """Compares runs family by family, printing each family once it is complete."""
+    """Compares runs family by family. Each is printed, and kept in the folder, once it is complete."""
     tallies: dict[str, Tally] = {}
-    for name, run in runs:
-        if name not in tallies:
-            for done in list(tallies)[-1:]:
-                print(tallies[done].line(done), flush=True)
-            tallies[name] = Tally()
-        if isinstance(run, Decisions):
-            tallies[name].add(run, FAMILIES[name], version)
-            keep.setdefault(name, []).append(run)
-        else:
-            tallies[name].fail(*run)
-    for done in list(tallies)[-1:]:
-        print(tallies[done].line(done), flush=True)
+    for name, family in groupby(runs, itemgetter(0)):
+        tally = tallies[name] = Tally()
+        keep: list[Decisions] = []
+        for _, run in family:
+            if isinstance(run, Decisions):
+                tally.add(run, FAMILIES[name], version)
+                keep.append(run)
+            else:
+                tally.fail(*run)
+        print(tally.line(name), flush=True)
+        if record is not None and keep:
+            record.mkdir(parents=True, exist_ok=True)
+            write(record / f"{name}.jsonl.xz", keep)
     return tallies
 
 
@@ -186,15 +189,10 @@ def drive(options: argparse.Namespace, names: list[str]) -> dict[str, Tally]:
         environment["PYTHONPATH"] = str(options.folder)
     (version,) = options.versions
     check_version(python, environment, version)
-    command = [python, "-W", "ignore", str(HERE / "drive_vllm.py"), "0", str(options.seeds - 1)]
+    last = options.first + options.seeds - 1
+    command = [python, "-W", "ignore", str(HERE / "drive_vllm.py"), str(options.first), str(last)]
     command += ["--families", ",".join(names), "--limit-s", str(options.limit_s)]
-    keep: dict[str, list[Decisions]] = {}
-    tallies = tallies_of(driven(command, environment), keep, version)
-    if options.record:
-        options.record.mkdir(parents=True, exist_ok=True)
-        for name, runs in keep.items():
-            write(options.record / f"{name}.jsonl.xz", runs)
-    return tallies
+    return tallies_of(driven(command, environment), version, options.record)
 
 
 def print_table(columns: dict[str, dict[str, Tally]], names: list[str]) -> None:
@@ -212,7 +210,8 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--python", help=f"interpreter with vLLM's dependencies; default: ${INTERPRETER}")
     parser.add_argument("--folder", type=Path, help="holds the version; put on the interpreter's PYTHONPATH")
-    parser.add_argument("--seeds", type=int, default=40, help="seeds per family, from 0 on; default: 40")
+    parser.add_argument("--seeds", type=int, default=40, help="seeds per family; default: 40")
+    parser.add_argument("--first", type=int, default=0, help="the first seed; default: 0")
     parser.add_argument("--families", help=f"with commas; default: {','.join(FAMILIES)}")
     parser.add_argument(
         "--limit-s", type=int, default=40, help="real time for vLLM per scenario; default: 40"
@@ -228,16 +227,17 @@ def main() -> None:
     unknown = [name for name in names if name not in FAMILIES]
     if unknown:
         fail(BAD_INPUT, f"no family {', '.join(unknown)}; there are {', '.join(FAMILIES)}")
-    if options.seeds < 1 or options.limit_s < 1:
-        fail(BAD_INPUT, "--seeds and --limit-s must be at least 1")
+    if options.seeds < 1 or options.limit_s < 1 or options.first < 0:
+        fail(BAD_INPUT, "--seeds and --limit-s must be at least 1, --first at least 0")
     if len(options.versions) > 1 and not options.recorded:
         fail(BAD_INPUT, "several versions: with --recorded only")
+    seeds = range(options.first, options.first + options.seeds)
     columns: dict[str, dict[str, Tally]] = {}
     for version in options.versions:
-        print(f"vLLM {version}, seeds 0 to {options.seeds - 1}: equal, first difference", flush=True)
+        print(f"vLLM {version}, seeds {seeds[0]} to {seeds[-1]}: equal, first difference", flush=True)
         if options.recorded:
-            runs = ((name, run) for name in names for run in kept(version, name, options.seeds - 1))
-            columns[version] = tallies_of(runs, {}, version)
+            runs = ((name, run) for name in names for run in kept(version, name, seeds))
+            columns[version] = tallies_of(runs, version)
             if not columns[version]:
                 fail(BAD_INPUT, f"{RECORDED / version}: nothing is recorded")
         else:

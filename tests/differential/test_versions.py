@@ -20,7 +20,6 @@ from pagecast.sim.core.scheduler import Scheduler
 
 FEW = {"0.33.0": 3}  # seeds of a family and version in `make test`; of the other versions one
 OLD_AND_NEW = (FIRST_VERSION, "0.33.0")
-LAST = 10**9
 EQUAL = (
     "plain",
     "keys",
@@ -67,8 +66,6 @@ SETTINGS = (
     "recurrent-mixed",
     "recurrent-tuned",
 )
-# See the README.
-NOT_EQUAL = {("0.26.0", "mixed-stops"), ("0.26.0", "mixed-disk")}  # not compared
 
 
 def families() -> list[tuple[str, str]]:
@@ -78,7 +75,6 @@ def families() -> list[tuple[str, str]]:
         (folder.name, name)
         for folder in folders
         for name in (EQUAL if folder.name != FIRST_VERSION else ()) + SETTINGS
-        if (folder.name, name) not in NOT_EQUAL
     ]
 
 
@@ -89,7 +85,7 @@ def recorded(version: str, name: str, *, few: bool) -> Iterator[Decisions]:
     that its step completes) and 22 of `disk-events` (promotions taken note of at the end of a step).
     """
     first = _few(version, name)
-    runs = kept(version, name, LAST)
+    runs = kept(version, name)
     yield from islice(runs, first) if few else islice(runs, first, None)
 
 
