@@ -4,9 +4,10 @@ Users are searched for first, here. All else is independent of each other, and r
 the highest rate, from the rate at which those users were served; a search of each draw, from the answer; and
 replays with twice and half of each limit. What a plan needs twice is done once:
 
-    rates of draws      at a rate near the one at which the most users are served, the server is full, and a
-                        draw takes as much more or less as it serves its own most users faster or slower. Only
-                        rates below are searched anew in each draw, by brief loads
+    rates of draws      near the rate at which the most users are served, or where beyond the highest rate
+                        only the queue grows, the server is full, and a draw takes as much more or less as it
+                        serves its own most users faster or slower. Only other rates are searched anew in each
+                        draw, by brief loads
     limits of a rate    those of users, where the server is full and the same terms break
 
 An interrupt leaves what was found.
@@ -123,7 +124,7 @@ class Study:
                 wanted += self._pressed(kind)
             if kind == "rate":
                 wanted += [("rate", self._brief(None))] if self._draws_rates else []
-                wanted += self._draw_asks("concurrency") if self._is_full else []
+                wanted += self._draw_asks("concurrency") if self._draws_are_those_of_users else []
             wanted += self._presses(kind)
         self._do(wanted)
         wanted = self._draw_asks("rate") if self._draws_rates else []
@@ -138,7 +139,7 @@ class Study:
             return Evidence()
         answer = self.points[kind].at
         assert answer is not None
-        of_users = kind == "rate" and self._is_full
+        of_users = kind == "rate" and self._draws_are_those_of_users
         draws = self._draws("concurrency" if of_users else kind)
         forecast = self._found.get(("rate", self._brief(None))) if kind == "rate" else self.points[kind]
         ratios: list[float] = []
@@ -189,8 +190,20 @@ class Study:
         return True
 
     @property
+    def _draws_are_those_of_users(self) -> bool:
+        """Whether a draw's rate follows from its users: brief loads would tell less of how fast a queue grows."""
+        if self._is_full:
+            return True
+        if not self._crosses("concurrency") or not self._crosses("rate"):
+            return False
+        beyond = self.points["rate"].beyond
+        assert beyond is not None
+        return all(_grows(term.text) for term in beyond.broken)
+
+    @property
     def _draws_rates(self) -> bool:
-        return bool(self.question.ask.replicates) and self._crosses("rate") and not self._is_full
+        wanted = bool(self.question.ask.replicates) and self._crosses("rate")
+        return wanted and not self._draws_are_those_of_users
 
     def _load(self, kind: LoadKind, times: float) -> Load:
         """So many times the answer of a kind."""
