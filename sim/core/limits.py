@@ -43,8 +43,8 @@ class Limits:
     `swap_blocks`: blocks of host memory for the KV of preempted requests; 0: it is computed again.
     `partial_reuse`: whether blocks that match partly are copied, only taken over, or not used ("").
     `tenants`: their shares; None: nobody tells them apart. `held_batches`: layers with a window hold the
-    tokens of so many steps beside it. `drafter_groups`: numbers of the `groups` that have the drafter's
-    layers; empty where nobody says which.
+    tokens of so many steps in addition to it. `drafter_groups`: numbers of the `groups` that have the
+    drafter's layers; empty where nobody says which.
     """
 
     num_blocks: int
@@ -125,7 +125,7 @@ class Limits:
 
     @property
     def held_tokens(self) -> int:
-        """Tokens that layers with a window hold beside it at most."""
+        """Tokens that layers with a window hold in addition to it, at most."""
         return self.held_batches * self.max_num_batched_tokens
 
     def settings(self, default: Settings) -> Settings:
@@ -214,7 +214,7 @@ class Limits:
     def most_held(self, tokens: int, held_tokens: int | None = None) -> int:
         """Blocks that a request of so many tokens holds at most at a time, in all of `groups`.
 
-        `held_tokens`: those that layers with a window hold beside it; None: those of one step.
+        `held_tokens`: those that layers hold in addition to their window; None: those of one step.
         """
         if held_tokens is None:
             held_tokens = self.max_num_batched_tokens

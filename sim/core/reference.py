@@ -13,11 +13,13 @@ Where each part is in the fast core:
 here                                there
 ==================================  ==================================================================
 `Req`                               `request.py`; a decode's position: `Running.planned`, `decoders.py`
-`Req.table`, `refs`, `free`         the memory of the replica, behind `memory/memory.py`
-`block_key`, `index`                `identity/` makes keys, `memory/index.py` finds blocks by them
-`take`, `unpublish`                 `memory/pool.py`: allocation evicts the next free block
-`release`                           `memory/pool.py`: the order in which blocks become free
-`publish`, `lookup`                 `memory/group.py`: the blocks of a prefix, as one run
+`Req.table`                         `memory/table.py`
+`refs`, `free`                      `memory/extent_pool.py`, behind the protocol `memory/memory.py`
+`block_key`, `index`                `identity/` makes keys; `index` of `memory/extent_pool.py`
+`take`, `unpublish`                 `memory/extent_pool.py`: allocation evicts the next free block
+`release`                           `memory/extent_pool.py` (`drop`): the order of free blocks
+`publish`                           `memory/layer_group.py`: rows of a table become an extent
+`lookup`                            `memory/prefix_search.py` and `memory/lookup.py`
 `submit`, `preempt`, `cancel`       `lifecycle.py`
 `queue`                             `queue.py` and `rules/order.py`
 `schedule`, running requests        `engines/vllm/mix.py`, with `step.py` as the step in the making

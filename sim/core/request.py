@@ -31,7 +31,8 @@ class Request:
     What was asked: `keys`, `prompt_tokens`, `items`, `output_tokens`, `arrival_ns`, `priority`, `adapter`,
     `parent`, `retention`, `tenant`, `max_tokens`: most tokens that it may generate, for which engines
     reserve memory; the scheduler knows no other length of its output where that is a reservation. How far it
-    is: `state`, `known_tokens`, `computed_tokens`. The blocks it holds are in `memory.holding.Holding`.
+    is: `state`, `known_tokens`, `computed_tokens`. The blocks it holds are in its tables
+    (`memory/table.py`).
 
     While a request decodes one token per step, nothing here changes from step to step: `decoders.py` keeps
     `lag` and `last_tick`, from which `Running.planned` computes its position. A request that speculates goes

@@ -95,7 +95,8 @@ class Scheduler:
     def evict(self, blocks: int) -> int:
         """Forgets the content of up to `blocks` free blocks, the next to be evicted; returns how many.
 
-        SGLang's radix tree forgets whole leaves: it may be more. The figures don't count it as evictions.
+        SGLang's radix tree forgets whole leaves, so that it may be more, and does not count them as
+        evictions.
         """
         self.stride.settle()
         self.queue.blocked = False

@@ -191,7 +191,7 @@ class Study:
 
     @property
     def _draws_are_those_of_users(self) -> bool:
-        """Whether a draw's rate follows from its users: brief loads would tell less of how fast a queue grows."""
+        """Whether a draw's rate follows from its users: a queue has no time to grow in brief loads."""
         if self._is_full:
             return True
         if not self._crosses("concurrency") or not self._crosses("rate"):

@@ -110,7 +110,7 @@ class Profile:
         raise NotImplementedError
 
     def held_batches(self, pipeline_depth: int) -> int:
-        """Steps whose tokens layers with a window hold beside it, where so many steps are planned ahead."""
+        """Steps whose tokens layers hold in addition to their window, with so many steps planned ahead."""
         return 1
 
     @property

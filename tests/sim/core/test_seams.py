@@ -292,6 +292,8 @@ class TwoDrafts:
     lookahead = 0
     reserved = 0
     recomputes_block = False
+    most = 2
+    padding = 2
 
     def draft(self, request: Request, requests: int) -> int:
         return 2

@@ -23,7 +23,7 @@ class VllmMix:
     """Prompts and decodes share a step (chunked prefill).
 
     `tuning`: the settings that most servers leave alone. With them, where prompts are being computed,
-    requests take tokens in admission order.
+    all requests are visited one by one, in admission order.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class VllmMix:
                 scheduled = self._schedule_decode(step, memory, queue, request)
             if scheduled or (self.rules.goes_on_after_own_preemption and request in step.preempted):
                 continue
-            # It had to preempt itself, or found no blocks and nobody to preempt: it is left out of this step,
-            # and so are those behind it.
+            # It preempted itself, found no blocks and nobody to preempt, or no budget was left: this step
+            # leaves it out, and those behind it.
             step.leave_out([other for other in running.decoders.requests if other.order >= request.order])
             return
 

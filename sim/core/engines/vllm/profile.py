@@ -148,12 +148,12 @@ class VllmProfile(Profile):
         return replace(self, admission=admission, victim=victim)
 
     def held_batches(self, pipeline_depth: int) -> int:
-        """All that are planned, since blocks leave a window once a step is computed."""
+        """One; since 0.26, where blocks leave a window once a step is computed, all that are planned."""
         return 1 + pipeline_depth if self.rules.windows.leaves_computed else 1
 
     @property
     def finds_states(self) -> bool:
-        """Since the versions whose rules are known."""
+        """True since 0.33, whose rules are known."""
         return self.rules.finds_states
 
     def cached_states(self, *, exported: bool, whole: bool) -> tuple[int, int]:

@@ -150,6 +150,9 @@ def rules_of(version: str) -> VllmRules:
 
 def _changed(rules: VllmRules, changes: Mapping[str, Any]) -> VllmRules:
     """The rules with some fields of theirs, or of the rules that they consist of, set otherwise."""
+    parts = (rules, rules.drafting, rules.windows, rules.offload, rules.encoder)
+    unknown = changes.keys() - {field.name for part in parts for field in fields(part)}
+    assert not unknown, f"no rule is named {sorted(unknown)}"
 
     def of(part: Any) -> dict[str, Any]:
         return {field.name: changes[field.name] for field in fields(part) if field.name in changes}
