@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 import streamlit as st
-from pagecast.planner_app.dashboard.shell import sidebar
+from pagecast.planner_app.dashboard.shell import history, sidebar
 from pagecast.planner_app.dashboard.shell.elements import plain
 from pagecast.planner_app.dashboard.shell.problems import show_problem, told
 from pagecast.planner_app.dashboard.shell.starting import start_problem
@@ -41,6 +41,7 @@ _STYLE = """<style>
     flex-wrap: wrap; overflow: visible; height: auto; max-height: none; mask-image: none; }
 [data-testid="stMultiSelect"] div:has([data-testid="stMultiSelectTagsContainer"]) {
     height: auto !important; max-height: none !important; }
+.st-key-history { display: none; }
 [data-testid="stSidebarUserContent"] h3 { padding-bottom: 0; }
 </style>"""
 
@@ -64,6 +65,7 @@ def main() -> None:
             st.warning(f"The link can't be used as it is: {plain(cut(own.problem))}")
         if problem := start_problem(own.view):
             show_problem(problem)
+        history.note(own.view.query())
         page.run()
 
 

@@ -73,6 +73,29 @@ CUT = """() => [...document.querySelectorAll('[data-testid=stMetricLabel], [data
     .map(one => one.innerText)"""
 
 
+def test_back_goes_to_the_last_value_at_which_a_slider_rested(visit: Visit) -> None:
+    page = visit("/?requests=60")
+    slider = page.get_by_role("slider", name="Rate")
+
+    def rests(rate: float) -> None:
+        expect(card(page, "TTFT")).to_have_text(ttft(PageView.of({"requests": 60, "rate": rate})))
+        page.wait_for_function("() => window.pagecastHistory?.href === location.href")
+        assert parse_qs(urlsplit(page.url).query).get("rate", ["1.0"]) == [f"{rate}"]
+
+    rests(1.0)
+    for presses, rate in ((1, 1.1), (3, 1.4)):
+        slider.focus()
+        for _ in range(presses):
+            page.keyboard.press("ArrowRight")
+        rests(rate)
+    page.go_back()
+    rests(1.1)
+    page.go_back()
+    rests(1.0)
+    page.go_forward()
+    rests(1.1)
+
+
 @pytest.mark.slow
 def test_no_text_of_the_fleet_is_cut(visit: Visit) -> None:
     page = visit("/fleet?requests=60&replicas=2")
