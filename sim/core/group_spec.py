@@ -247,7 +247,6 @@ class Checkpoint(Window):
     The next token reads the state behind the token before it, as with a window of 2 tokens.
     """
 
-    offloaded: bool = False
     sparse: bool = True
 
     def blocks_of(self, spec: GroupSpec, tokens: int) -> int:

@@ -49,6 +49,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "recurrent-speculation": (HYBRID, RECURRENT, "speculation"),
     "recurrent-events": (HYBRID, RECURRENT, EVENTS),
     "recurrent-mixed": (HYBRID, RECURRENT, "speculation", "keys"),
+    "recurrent-offloading": (HYBRID, RECURRENT, "offloading"),
     "recurrent-tuned": (HYBRID, RECURRENT, "tuned"),
     "failing": ("failing",),
     "unreadable": ("unreadable",),

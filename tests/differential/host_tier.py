@@ -133,7 +133,8 @@ def _serve_groups(config: Spec) -> None:
     """Leaves out of a hybrid model what vLLM's connector does not serve."""
     if "kv_groups" not in config:
         return
-    groups = [group for group in config["kv_groups"] if not group.get("state")]
+    cached = config["enable_prefix_caching"]
+    groups = [group for group in config["kv_groups"] if cached or not group.get("state")]
     for group in groups:
         if "chunk" in group:
             group["window"] = group.pop("chunk")

@@ -64,6 +64,7 @@ SETTINGS = (
     "hybrid-drafter",
     "recurrent-events",
     "recurrent-mixed",
+    "recurrent-offloading",
     "recurrent-tuned",
 )
 

@@ -28,7 +28,7 @@ from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
 from pagecast.sim.core.memory.hit import Hit, TableHit
 from pagecast.sim.core.memory.layer_group import LayerGroup, Part, mark_of
-from pagecast.sim.core.memory.memory import Growth, OffloadableMemory
+from pagecast.sim.core.memory.memory import Growth, HandedState, OffloadableMemory
 from pagecast.sim.core.memory.output_writers import OutputWriters
 from pagecast.sim.core.memory.partial_reuse import PartialReuse
 from pagecast.sim.core.memory.prefix_search import NO_HIT, PrefixSearch
@@ -299,7 +299,10 @@ class KvMemory(OffloadableMemory):
     def still_needed(self, request: Request, tokens: int) -> int:
         tables = self.tables_of(request)
         return sum(
-            [group.still_needed(table, tokens) for group, table in zip(self.layers, tables, strict=True)]
+            [
+                group.still_needed(request, table, tokens)
+                for group, table in zip(self.layers, tables, strict=True)
+            ]
         )
 
     def _needed(self, request: Request, hit: Hit, tokens: int, *, capped: bool) -> int:
@@ -582,6 +585,7 @@ class KvMemory(OffloadableMemory):
 
         A group none of whose layers reads these tokens any more (a window of one token) takes none yet.
         """
+        self.step_end = tokens
         by_group = self.tables_of(request)
         missing = self._missing(request, by_group, tokens)
         for place, group in enumerate(self.layers):
@@ -827,6 +831,14 @@ class KvMemory(OffloadableMemory):
         """The first of a table's first `last` places that a load has to fill: its block has no content."""
         table, _ = self._table(request, group)
         return table.first_unknown(last)
+
+    def take_states(self) -> list[HandedState]:
+        states: list[HandedState] = []
+        for group in self.layers:
+            if group.handed:
+                states += group.handed
+                group.handed.clear()
+        return states
 
     def watch_allocations(self, *, on: bool) -> None:
         self.extents.allocations = [] if on else None

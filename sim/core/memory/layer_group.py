@@ -19,6 +19,7 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.hit import TableHit
+from pagecast.sim.core.memory.memory import HandedState
 from pagecast.sim.core.memory.table import Table
 from pagecast.sim.core.request import Request
 
@@ -59,6 +60,7 @@ class LayerGroup:
         self.width = width
         self.key_lookahead = 0  # tokens behind a block that its key covers
         self.just_stored: set[tuple[bytes | None, int]] = set()  # states that this step is to compute
+        self.handed: list[HandedState] = []  # states published since somebody took them
         self.pool = pool
         self.log = pool.log
         self.spec = spec
@@ -66,6 +68,7 @@ class LayerGroup:
         self.shared_blocks = 0
         self.most_blocks = spec.most_blocks(limits.held_tokens, limits.max_model_len)
         self._caching = limits.caching
+        self._hands_over = limits.host is not None
         self._sparse = sparse and spec.rules.found is Found.FROM_END
         self.mark = mark_of(index, width)
         self._units = max(spec.block_size // unit, 1)
@@ -93,7 +96,7 @@ class LayerGroup:
         held = 0 if table is None else table.places
         return max(self.spec.blocks_of(tokens) - held, 0) * self.width
 
-    def still_needed(self, table: Table | None, tokens: int) -> int:
+    def still_needed(self, request: Request, table: Table | None, tokens: int) -> int:
         """Blocks that a request still takes until its first `tokens` tokens are computed, beside its own."""
         held = 0 if table is None else table.places
         return max(min(self.spec.blocks_of(tokens), self.most_blocks) - held, 0) * self.width

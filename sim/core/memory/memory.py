@@ -14,7 +14,7 @@ A memory declares the protocol as its base and implements all of it. Of a reques
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pagecast.sim.core.memory.eviction import Expiry
 from pagecast.sim.core.memory.head_start import HeadStart
@@ -194,6 +194,15 @@ class Memory(Protocol):
         """Every block whose content can be found. Linear in what is cached; for displays."""
 
 
+class HandedState(NamedTuple):
+    """A recurrent state of a request that is published: its group, block, and the tokens it stands for."""
+
+    request: Request
+    group: int
+    block: int
+    tokens: int
+
+
 class OffloadableMemory(Memory, Protocol):
     """A memory whose blocks a lower tier can store and load (`tiers/offloading.py`).
 
@@ -218,6 +227,10 @@ class OffloadableMemory(Memory, Protocol):
 
     def grow_for_load(self, request: Request, tokens: int) -> None:
         """Takes blocks for the first `tokens` tokens of a request, as far as a load fills them."""
+
+    def take_states(self) -> list[HandedState]:
+        """The recurrent states that were published since the last call, and whose blocks are held still."""
+        ...
 
     def detach(self, request: Request) -> Callable[[], None]:
         """Takes a request's blocks from it, to be given back later by what is returned.

@@ -18,6 +18,7 @@ from pagecast.sim.core.identity.keys import BlockKeys, segment_of
 from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.hit import TableHit
 from pagecast.sim.core.memory.layer_group import LayerGroup, Part
+from pagecast.sim.core.memory.memory import HandedState
 from pagecast.sim.core.memory.table import Table
 from pagecast.sim.core.request import Request, State
 
@@ -69,10 +70,9 @@ class StateGroup(LayerGroup):
         exports = self._in_chunks(request) and self._exports(request, table, start, tokens)
         return min(blocks, 1 + exports + (0 if started else self.spec.drafts))
 
-    def still_needed(self, table: Table | None, tokens: int) -> int:
+    def still_needed(self, request: Request, table: Table | None, tokens: int) -> int:
         """No more than one step takes: what leaves makes room for what comes."""
-        held = 0 if table is None else table.places
-        return min(max(self.spec.blocks_of(tokens) - held, 0), 1 + self.spec.drafts)
+        return self.missing(request, table, min(tokens, request.known_tokens))
 
     def needed(
         self, request: Request, hit: TableHit | None, hit_tokens: int, tokens: int, *, capped: bool
@@ -179,6 +179,11 @@ class StateGroup(LayerGroup):
             self.log.add(EventKind.LEFT, request.id, unread, group=self.index)
         self._drop(request, extents, self.pool.nothing)
 
+    def release(self, request: Request, table: Table) -> None:
+        if self.handed:
+            self.handed = [state for state in self.handed if state.request is not request]
+        super().release(request, table)
+
     # ---- publishing
 
     def withdraw(self, table: Table, full: int) -> None:
@@ -225,3 +230,5 @@ class StateGroup(LayerGroup):
         self.pool.publish(one, 1, key, end, self._units)
         table.held[number] = one.held[0]
         self.just_stored.add((key, end))
+        if self._hands_over:
+            self.handed.append(HandedState(request, self.index, extent.blocks[0], (place + 1) * self._size))

@@ -26,6 +26,8 @@ class OffloadLookup:
         self.windows = [group for group in groups if group.window]
         self.windows.sort(key=lambda group: group.window, reverse=True)
         self.plain = len(groups) == 1 and not self.windows and not groups[0].drops_last
+        # Hits end with a block of recurrent states, where there are any.
+        self._state_size = max([group.size for group in groups if group.handed], default=0)
         self._groups = groups
         self._host = host
         self._rules = rules
@@ -107,6 +109,8 @@ class OffloadLookup:
         """
         local = progress.local
         most = request.known_tokens - bool(self.windows)
+        if self._state_size:
+            most -= most % self._state_size
         hit = 0
         late = False
         dropped: set[int] = set()

@@ -18,7 +18,8 @@ class OffloadedGroup(NamedTuple):
     kept. `segment`: where larger blocks of other groups leave only some places at which a hit can end, their
     distance in offloaded blocks; else 0. `short_segments`: the last one may be shorter. `aligned`: tokens
     between places at which a hit may end, where only those near boundaries count; else 0. `drops_last`: hits
-    leave out their last block (EAGLE).
+    leave out their last block (EAGLE). `handed`: its blocks are recurrent states, which the memory hands over
+    when it publishes them (`OffloadableMemory.take_states`); of these a load needs the last.
     """
 
     number: int
@@ -31,6 +32,7 @@ class OffloadedGroup(NamedTuple):
     short_segments: bool
     aligned: int
     drops_last: bool
+    handed: bool
 
     def is_reachable(self, place: int, last: int) -> bool:
         """Whether a load can ever ask for the offloaded block at a place. Blocks are stored up to `last`."""
@@ -51,6 +53,8 @@ class OffloadedGroup(NamedTuple):
 
     def load_window(self, tokens: int) -> int:
         """How many offloaded blocks a load needs that ends after `tokens`, maybe within one."""
+        if self.handed:
+            return self.window
         return max(self.window, -(-(self.window_tokens - 1 + -tokens % self.size) // self.size))
 
 
@@ -72,7 +76,10 @@ def offloaded_groups(
     groups = []
     for number, spec in enumerate(specs):
         size = spec.block_size * factor
+        handed = spec.rules.sparse
         window = -(-spec.window // size) if spec.rules.found is Found.FROM_END else 0
+        if handed:
+            window = 1
         segment = aligned // size if window and aligned > size else 0
         if window >= segment:
             segment = 0
@@ -89,6 +96,7 @@ def offloaded_groups(
                 rules.stores_short_segments,
                 near,
                 drops_last and not rules.drops_marked,
+                handed,
             )
         )
     return tuple(groups)

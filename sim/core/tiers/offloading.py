@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.memory import OffloadableMemory
+from pagecast.sim.core.memory.memory import HandedState, OffloadableMemory
 from pagecast.sim.core.plan import Chunk, Transfer
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.running import Running
@@ -89,6 +90,8 @@ class Offloading:
         self.deferred_frees: deque[tuple[int, Callable[[], None]]] = deque()
         self._refused: set[Request] = set()  # there was no room when they last stored something
         self._room_made = False  # a transfer has ended since somebody tried
+        self._has_states = any(group.handed for group in self.groups)
+        self._check_groups()
         self._lookup = OffloadLookup(self.groups, self.host, rules)
         self._watched = WatchedBlocks(memory, self.groups, spec.factor)
         if log.kv is not None:
@@ -107,6 +110,9 @@ class Offloading:
     def keeps_blocks(self) -> bool:
         """Whether blocks of requests that have gone are still kept for a load or a step."""
         return bool(self._abandoned or self.deferred_frees)
+
+    def _check_groups(self) -> None:
+        """Errors: BadInput for groups that this tier does not serve."""
 
     def _make_host(self, spec: HostTierSpec) -> HostBlocks:
         return HostBlocks(spec.blocks, spec.policy.eviction_policy, spec.policy.store_threshold, self.rules)
@@ -267,6 +273,8 @@ class Offloading:
             self._watched.begin_step(chunks, decodes, newcomers, self._progress, preempted=preempted)
         self._room_made = False
         transfers: list[Transfer] = []
+        if self._has_states:
+            transfers += self._store_states()
         for request, tokens in self._storing(chunks, decodes):
             transfer = self._store(request, tokens)
             if transfer is not None:
@@ -274,6 +282,30 @@ class Offloading:
         if self._endings:
             transfers += self._store_endings()
         self._tell_changes()
+        return transfers
+
+    def _store_states(self) -> list[Transfer]:
+        """Stores recurrent states that have just been published, each by itself."""
+        transfers = []
+        factor = self.spec.factor
+        by_request: dict[Request, list[HandedState]] = {}
+        for state in self.memory.take_states():
+            by_request.setdefault(state.request, []).append(state)
+        for state in chain.from_iterable(by_request.values()):
+            request = state.request
+            group = self.groups[state.group]
+            most = request.known_tokens
+            if self.spec.policy.offload_prompt_only:
+                most = min(most, request.prompt_tokens)
+            if state.tokens > most or state.tokens % group.size:
+                continue
+            progress = self._progress.get(request) or self._make_progress(request)
+            self._lookup.extend(progress, request, state.tokens)
+            name = progress.names[state.group][state.tokens // group.size - 1]
+            if self.host.reserve([name], (), progress.access):
+                job = self._begin(request, progress, [name], [state.block], is_store=True)
+                self._watched.watch(job.blocks, job.number)
+                transfers.append(self._transfer(job, [self.host.slots[name] * factor + factor - 1]))
         return transfers
 
     def _storing(self, chunks: Sequence[Chunk], decodes: Sequence[Request]) -> list[tuple[Request, int]]:
@@ -388,7 +420,7 @@ class Offloading:
                 last = min(last, len(tables[number]) // factor, len(progress.names[number]))
             lasts.append(last)
             first = progress.stored[number]
-            if last <= first:
+            if last <= first or group.handed:
                 continue
             of_group = progress.names[number]
             if not group.window:
