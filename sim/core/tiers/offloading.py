@@ -91,7 +91,6 @@ class Offloading:
         self._refused: set[Request] = set()  # there was no room when they last stored something
         self._room_made = False  # a transfer has ended since somebody tried
         self._has_states = any(group.handed for group in self.groups)
-        self._check_groups()
         self._lookup = OffloadLookup(self.groups, self.host, rules)
         self._watched = WatchedBlocks(memory, self.groups, spec.factor)
         if log.kv is not None:
@@ -110,9 +109,6 @@ class Offloading:
     def keeps_blocks(self) -> bool:
         """Whether blocks of requests that have gone are still kept for a load or a step."""
         return bool(self._abandoned or self.deferred_frees)
-
-    def _check_groups(self) -> None:
-        """Errors: BadInput for groups that this tier does not serve."""
 
     def _make_host(self, spec: HostTierSpec) -> HostBlocks:
         return HostBlocks(spec.blocks, spec.policy.eviction_policy, spec.policy.store_threshold, self.rules)

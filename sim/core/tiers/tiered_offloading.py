@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventKind
 from pagecast.sim.core.plan import Chunk, Transfer
 from pagecast.sim.core.request import Request
@@ -22,10 +21,6 @@ from pagecast.sim.core.tiers.tiered_blocks import TieredBlocks
 class TieredOffloading(Offloading):
     """`Offloading` with a disk. Whoever runs its jobs takes them by `disk.take_submitted` after each plan and
     each end of transfers, and tells `disk.end` of their ends before the next plan. `tiers` is its `host`."""
-
-    def _check_groups(self) -> None:
-        if any(group.handed for group in self.groups):
-            raise BadInput("a disk behind the host tier is not simulated for layers of recurrent states")
 
     def _make_host(self, spec: HostTierSpec) -> HostBlocks:
         self.tiers = TieredBlocks(spec.blocks, spec.policy.eviction_policy, self.rules)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import simpy
@@ -22,6 +23,7 @@ from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.plan import Outcome, StepPlan
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.scheduler import Scheduler
+from pagecast.sim.core.tier_spec import HostTierSpec
 from pagecast.sim.costs.roofline import Roofline
 from pagecast.sim.replay.clients import Arrivals
 from pagecast.sim.replay.feed import Feed
@@ -491,3 +493,30 @@ def probed(
     env.process(probe())
     env.run()
     return recorder.requests(), seen
+
+
+def test_a_host_tier_with_recurrent_states_refuses_what_was_not_compared() -> None:
+    host = HostTierSpec(64)
+    limits = Limits(60, SIZE, 8, 32, groups=(FULL, CACHED), host=host)
+    with pytest.raises(BadInput, match="a disk behind the host tier"):
+        vllm("0.33").check(replace(limits, host=replace(host, disk=True)))
+    drafter = SimpleNamespace(lookahead=1, recomputes_block=True, reserved=0)
+    with pytest.raises(BadInput, match="speculate with n-grams"):
+        vllm("0.33").check(limits, drafter)
+
+
+def test_a_prompt_that_left_the_device_takes_its_state_from_the_host() -> None:
+    limits = Limits(12, SIZE, 8, 32, groups=(FULL, CACHED), host=HostTierSpec(64))
+    s = Scheduler(limits, vllm("0.33"))
+    loads = 0
+    for number, text in enumerate((1, 2, 1)):
+        assert s.submit(request(str(number), text, 33, 2))
+        while s.requests:
+            plan = s.plan(0)
+            s.transferred(list(s.offloading.jobs))
+            if plan is not None:
+                loads += len(plan.loads)
+                if plan.prefill or plan.decode_n:
+                    s.commit(plan)
+    assert loads == 1
+    assert s.offloading.loaded_blocks == 8 + 1, "the blocks of 32 tokens, and the state behind them"
