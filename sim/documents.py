@@ -138,6 +138,7 @@ WORDS = {
     "int_from_float": "give a whole number",
     "float_type": "give a number",
     "float_parsing": "give a number",
+    "dict_type": "write fields: {{NAME: VALUE}}",
     "bool_type": "give true or false",
     "bool_parsing": "give true or false",
 }

@@ -11,7 +11,7 @@ import typer
 from pagecast import __version__
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import with_options
-from pagecast.planner_app.commands.output import Output
+from pagecast.planner_app.commands.output import Explained
 from pagecast.planner_app.commands.reading import LoadOptions
 from pagecast.planner_app.commands.scenario_options import (
     ABOUT_LAUNCH,
@@ -22,6 +22,7 @@ from pagecast.planner_app.commands.scenario_options import (
     started,
     trace_of,
 )
+from pagecast.planner_app.commands.screen import clipped, show_block
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.execution.interface import Executor
@@ -34,6 +35,7 @@ from pagecast.planner_app.planner.gate.figures import bounded, check_names
 from pagecast.planner_app.planner.gate.judge import Finding
 from pagecast.planner_app.planner.served import RequestCounts
 from pagecast.planner_app.reports.gate_files import write_junit, write_markdown
+from pagecast.planner_app.wording.assumed import step_times
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result, replay
@@ -43,6 +45,7 @@ from pagecast.traces.schema import Trace
 from pydantic import Field
 from rich.table import Table
 
+_MOST_ROWS = 6  # of checks, in the answer
 _SHORT_S = 3.0  # of work, that is done here before other processes have started
 
 
@@ -63,7 +66,7 @@ class CheckOptions(Options):
 
 
 @with_options
-def check_command(ask: CheckOptions, many: Many, output: Output) -> None:
+def check_command(ask: CheckOptions, many: Many, output: Explained) -> None:
     """Replays a scenario and holds its figures to their bounds, and to a baseline's.
 
     Exit code 1 and a table of what broke where one does not hold. Differences from the baseline are paired:
@@ -110,16 +113,31 @@ def check_command(ask: CheckOptions, many: Many, output: Output) -> None:
             regressions, left_out = _compare(file, trace, result, before, write_baseline, run)
         findings += regressions
         notes = [*left_out, *notes]
+    uncompared = len(file.check.regression) if before is None and write_baseline is None else 0
     if junit is not None:
         write_junit(junit, str(scenario), findings, time.perf_counter() - start, facts)
     if markdown is not None:
-        write_markdown(markdown, str(scenario), findings, [_served(facts), *notes])
+        write_markdown(markdown, str(scenario), findings, [_served(facts), *notes], uncompared)
     if output.json_only:
         ok = all(finding.holds for finding in findings)
         checks = [finding.as_dict() for finding in findings]
-        console.print_json({"ok": ok, **facts, "counts": counts.to_dict(), "checks": checks, "notes": notes})
+        console.print_json(
+            {
+                "ok": ok,
+                **facts,
+                "counts": counts.to_dict(),
+                "checks": checks,
+                "regressions_not_compared": uncompared,
+                "notes": notes,
+            }
+        )
     else:
-        show(str(scenario), findings, notes, facts)
+        if output.explain:
+            show(str(scenario), findings, notes, facts, uncompared)
+        else:
+            about = step_times(file.scenario, file.scenario.step_costs())
+            told = [note for note in notes if note != facts["expected_error"]]
+            show_answer(str(scenario), findings, told, _served(facts, costs=False), about, uncompared)
         if write_baseline is not None:
             console.out.print(f"baseline written to {write_baseline}", soft_wrap=True)
     if not all(finding.holds for finding in findings):
@@ -170,12 +188,12 @@ def _facts(file: CheckFile, trace: Trace, result: Result) -> dict[str, Any]:
     }
 
 
-def _served(facts: dict[str, Any]) -> str:
+def _served(facts: dict[str, Any], *, costs: bool = True) -> str:
     plural = "" if facts["requests"] == 1 else "s"
     return (
         f"{facts['trace']}: {facts['requests']:,} request{plural} on {facts['model']}, "
-        f"{facts['tensor_parallel_size']} x {facts['gpu']}, {facts['engine']}, "
-        f"costs {facts['costs']}"
+        f"{facts['tensor_parallel_size']} x {facts['gpu']}, {facts['engine']}"
+        + (f", costs {facts['costs']}" if costs else "")
     )
 
 
@@ -200,19 +218,40 @@ def _notes(file: CheckFile, before: Baseline | Scenario | None, costs: str) -> I
         yield f"the baseline has {before.draws} draws, fewer than the {file.check.draws} asked for"
 
 
-def show(name: str, findings: Sequence[Finding], notes: Sequence[str], facts: dict[str, Any]) -> None:
-    """Prints what was served, what was asked and found, what broke first."""
-    console.out.print(_served(facts), soft_wrap=True)
+def show_answer(
+    name: str, findings: Sequence[Finding], notes: Sequence[str], served: str, costs: str, uncompared: int
+) -> None:
+    """Prints the verdict, what was served, and the checks: those that failed first."""
+    lines = [f"{name}: {judge.verdict(findings, uncompared)}", served]
+    if findings:
+        rows = console.table_lines(_table(findings))
+        lines += [clipped(line) for line in rows[: _MOST_ROWS + 1]]
+        if len(rows) > _MOST_ROWS + 1:
+            lines.append(f"and {len(rows) - _MOST_ROWS - 1} more")
+    show_block(lines, notes, more=[costs])
+
+
+def _table(findings: Sequence[Finding]) -> Table:
+    """A row for each check: those that failed, then those that are undecided, then the others."""
     table = Table(box=None, pad_edge=False)
     for title in ("", "figure", "mean of", "value", "asked"):
         side: Literal["left", "right"] = "right" if title in ("value", "asked") else "left"
         table.add_column(title, justify=side, no_wrap=True)
     table.add_column("", overflow="fold")
-    for finding in sorted(findings, key=lambda finding: finding.holds):
+    for finding in sorted(findings, key=lambda finding: (finding.holds, not finding.undecided)):
         mark = "ok" if finding.holds else "FAILED"
+        mark = "undecided" if finding.undecided and finding.holds else mark
         table.add_row(mark, finding.name, finding.of, finding.value, finding.asked, finding.why)
+    return table
+
+
+def show(
+    name: str, findings: Sequence[Finding], notes: Sequence[str], facts: dict[str, Any], uncompared: int = 0
+) -> None:
+    """Prints what was served, what was asked and found, what broke first."""
+    console.out.print(_served(facts), soft_wrap=True)
     if findings:
-        console.out.print(table)
+        console.out.print(_table(findings))
     for note in notes:
         console.out.print(f"note: {note}", soft_wrap=True)
-    console.out.print(f"{name}: {judge.verdict(findings)}", soft_wrap=True)
+    console.out.print(f"{name}: {judge.verdict(findings, uncompared)}", soft_wrap=True)

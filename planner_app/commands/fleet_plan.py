@@ -8,7 +8,8 @@ from typing import Any
 
 import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.output import Output
+from pagecast.planner_app.commands.output import Explained
+from pagecast.planner_app.commands.screen import clipped, show_block
 from pagecast.planner_app.planner.capacity.options import Target
 from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.execution.options import Many
@@ -16,6 +17,7 @@ from pagecast.planner_app.planner.fleet.emit import emit
 from pagecast.planner_app.planner.fleet.options import SizeOptions
 from pagecast.planner_app.planner.fleet.sizing import FleetSize, Sizing, against, sized
 from pagecast.planner_app.planner.slo import Slo
+from pagecast.planner_app.wording.assumed import assumed
 from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from pagecast.planner_app.wording.note_sentences import sentences
 from pagecast.planner_app.wording.quantities import counted
@@ -32,7 +34,7 @@ def plan_fleet(
     target: Target,
     ask: SizeOptions,
     many: Many,
-    output: Output,
+    output: Explained,
 ) -> None:
     """Prints the fewest replicas, and writes the cheapest fleet as others start it.
 
@@ -64,7 +66,7 @@ def plan_fleet(
     if output.json_only:
         console.print_json(_body(work, replica, level, sizes, text))
     else:
-        _show(work, replica, level, sizes, wall_s)
+        (_show if output.explain else _show_answer)(work, replica, level, sizes, wall_s)
         if text is not None:
             console.out.print(
                 text if ask.emit_to is None else f"written to {ask.emit_to}", soft_wrap=True, markup=False
@@ -102,6 +104,29 @@ def _costs(sizes: Sequence[FleetSize]) -> str:
 def _notes(sizes: Sequence[FleetSize]) -> tuple[str, ...]:
     """What qualifies the figures of any router's fleet, the expected error of the costs included."""
     return sentences(tuple(dict.fromkeys(note for size in sizes for note in size.result.notes)))
+
+
+def _show_answer(
+    work: Trace, scenario: Scenario, level: Slo, sizes: Sequence[FleetSize], wall_s: float
+) -> None:
+    """Prints the fewest replicas of any router, and a row for each."""
+    enough = [size for size in sizes if size.replicas is not None]
+    if enough:
+        best = min(enough, key=lambda size: size.replicas or 0)
+        others = " (others need as many)" if all(size.replicas == best.replicas for size in sizes[1:]) else ""
+        answer = f"take {counted(best.replicas or 0, 'replica')} behind {best.router}"
+        answer += others if len(sizes) > 1 else ""
+    else:
+        answer = f"no router keeps the SLO with {max(size.most for size in sizes):,} replicas"
+    lines = [
+        f"{work.name}: {len(work):,} requests, replicas of {scenario.tensor_parallel_size} x {scenario.gpu} "
+        f"with {scenario.model}",
+        f"{answer} for {level.text}",
+        *(clipped(line) for line in console.table_lines(_table(sizes))),
+        *(f"{size.router}: {size.counts.sentence}" for size in sizes if size.counts.sentence),
+    ]
+    replays = counted(sum(size.replays for size in sizes), "replay")
+    show_block(lines, _notes(sizes), f"{console.seconds(wall_s)}, {replays}", more=assumed(scenario))
 
 
 def _show(work: Trace, scenario: Scenario, level: Slo, sizes: Sequence[FleetSize], wall_s: float) -> None:

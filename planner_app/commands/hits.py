@@ -9,6 +9,7 @@ from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.output import Output
 from pagecast.planner_app.commands.reading import BlockReadOptions, read_with_progress
+from pagecast.planner_app.commands.screen import show_notes
 from pagecast.planner_app.options import Options
 from pagecast.sim.core.errors import BadInput
 from pagecast.traces.describe import sharing
@@ -51,8 +52,7 @@ def hits_command(
         console.print_json({**result.to_dict(), "notes": [*work.notes, note]})
     else:
         show(work.name, result)
-        for text in (*work.notes, note):
-            console.out.print(f"note: {text}", soft_wrap=True)
+        show_notes((*work.notes, note))
 
 
 def left_out(trace: Trace) -> str:

@@ -8,9 +8,11 @@ from typing import Annotated, Any
 
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import Gather, field_option, scenario_fields, with_options
-from pagecast.planner_app.commands.output import Output
+from pagecast.planner_app.commands.output import Explained
 from pagecast.planner_app.commands.scenario_options import GivenScenario, start_options, started
+from pagecast.planner_app.commands.screen import clipped, show_block
 from pagecast.planner_app.options import Options
+from pagecast.planner_app.wording.assumed import rules
 from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
@@ -20,6 +22,7 @@ from pagecast.sim.scenario import Scenario
 from pydantic import Field
 from rich.table import Table
 
+_MOST_ITEMS = 3  # that are told apart in the answer
 LENGTHS = (2048, 8192, 32_768, 131_072)
 
 
@@ -59,15 +62,17 @@ class MemoryOptions(Options):
 
 @with_options
 def memory_command(
-    scenario: Annotated[Scenario, Gather(_options(), _scenario)], ask: MemoryOptions, output: Output
+    scenario: Annotated[Scenario, Gather(_options(), _scenario)], ask: MemoryOptions, output: Explained
 ) -> None:
     """Itemises one GPU's memory and prints the KV blocks, tokens and sequences that fit."""
     budget = scenario.budget(**ask.model_dump())
     assert budget is not None
     if output.json_only:
         console.print_json({**as_dict(budget), "engine": scenario.engine, "defaults": scenario.defaults})
-    else:
+    elif output.explain:
         show(budget, engine_defaults(scenario))
+    else:
+        show_answer(budget, scenario)
 
 
 def as_dict(budget: HbmBudget) -> dict[str, Any]:
@@ -104,6 +109,36 @@ def notes_of(budget: HbmBudget) -> list[str]:
     """Sentences that qualify a budget; the first is on memory that is missing, where it is."""
     missing = budget.out_of_memory
     return [*([] if missing is None else [sentence(missing)]), *budget.notes]
+
+
+def show_answer(budget: HbmBudget, scenario: Scenario) -> None:
+    """Prints whether the model starts, the tokens and sequences that fit, and the largest items."""
+    each = f"each of {budget.tensor_parallel_size} x " if budget.tensor_parallel_size > 1 else ""
+    missing = budget.out_of_memory
+    unsure = f", give or take {budget.uncertain_blocks:,} on a real start" if budget.uncertain_blocks else ""
+    fits = ", ".join(f"{budget.sequences(tokens):,} of {tokens // 1024}k" for tokens in LENGTHS)
+    lines = [
+        f"{budget.model} on {each}{budget.gpu}: "
+        f"{'starts' if missing is None else 'does not start'}; KV for {budget.kv_tokens:,} tokens",
+        *([] if missing is None else [sentence(missing)]),
+        f"sequences at once: {fits} tokens",
+        f"KV blocks: {budget.num_gpu_blocks:,} of {budget.layout.block_size} tokens{unsure}; "
+        f"set by {budget.limit}",
+    ]
+    items = sorted(budget.items, key=lambda item: -item.bytes)
+    others = items[_MOST_ITEMS:]
+    table = Table(box=None, pad_edge=False)
+    for title in (f"of {budget.total_bytes / GIB:.1f} GiB", "GiB", "share", ""):
+        table.add_column(title, justify="right" if title in ("GiB", "share") else "left", no_wrap=True)
+    for item in items[:_MOST_ITEMS]:
+        share = f"{item.bytes / budget.total_bytes:.1%}"
+        table.add_row(item.name, f"{item.bytes / GIB:.2f}", share, item.detail)
+    if others:
+        total = sum(item.bytes for item in others)
+        names = ", ".join(item.name for item in others)
+        table.add_row("others", f"{total / GIB:.2f}", f"{total / budget.total_bytes:.1%}", names)
+    lines += [clipped(line) for line in console.table_lines(table)]
+    show_block(lines, budget.notes, more=[rules(scenario)])
 
 
 def show(budget: HbmBudget, defaults: str) -> None:

@@ -17,17 +17,17 @@ class Output(Options):
     )
 
 
+class Explained(Output):
+    """The same of an answer whose evidence is printed only where it is asked for."""
+
+    explain: bool = Field(default=False, description="print all figures, reasons and notes")
+
+
 class Report(Options):
     """Where an answer is drawn."""
 
     report: Path | None = Field(default=None, description="HTML file with charts to write")
 
 
-class Reported(Output, Report):
+class Reported(Explained, Report):
     """How a command prints an answer that may be drawn as well."""
-
-
-class Explained(Reported):
-    """The same of an answer whose evidence is printed only where it is asked for."""
-
-    explain: bool = Field(default=False, description="print all figures, reasons and notes")

@@ -14,7 +14,7 @@ from pagecast.planner_app.commands.ignored_options import (
     refuse_set_twice,
     refuse_without_draws,
 )
-from pagecast.planner_app.commands.output import Explained, Output
+from pagecast.planner_app.commands.output import Output, Reported
 from pagecast.planner_app.commands.plan_view import show, show_answer
 from pagecast.planner_app.commands.scenario_options import WorkArguments, load
 from pagecast.planner_app.planner.capacity.options import CompareOptions, PlanOptions, Target
@@ -40,7 +40,7 @@ def plan_command(
     ask: PlanOptions,
     others: CompareOptions,
     many: Many,
-    output: Explained,
+    output: Reported,
 ) -> None:
     """Finds the admissible concurrency and the highest request rate at which TRACE keeps an SLO.
 
@@ -64,7 +64,7 @@ def plan_command(
         reason = "is for one replica: leave it out, or leave the fleet's options, --against and --emit out"
         refuse_options(others, reason)
         refuse_options(ask, reason, beyond=Target)
-        refuse_options(output, reason, beyond=Output)
+        refuse_options({"report": output.report}, reason)
     else:
         refuse_options(sizing, "is for a fleet: give --router NAME as well", beyond=Emitted)
         refuse_without_draws(ask)
@@ -122,7 +122,7 @@ def _plan_replica(work: Trace, scenario: Scenario, ask: PlanOptions, many: Many)
         return plan(work, scenario, ask, run=run, progress=update)
 
 
-def _tell(result: CapacityPlan, output: Explained) -> None:
+def _tell(result: CapacityPlan, output: Reported) -> None:
     """Writes the report, where there is one, and prints the plan."""
     report = output.report
     if report is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.screen import show_block
+from pagecast.planner_app.wording.assumed import assumed
 from pagecast.planner_app.wording.costs_name import costs_name
 from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from pagecast.planner_app.wording.quantities import counted
@@ -37,15 +38,9 @@ def show_answer(result: CapacityPlan) -> None:
     if any(answer.value is not None for answer in result.answers.values()):
         lines += console.table_lines(_table(result))
     lines += [line for answer in result.answers.values() for line in _first_to_break(answer)]
-    lines.append(
-        f"assumed: {scenario.profile.label}, step costs {result.costs}; step times within "
-        f"{result.step_times_percent:.0f}% (90%)"
-    )
-    if defaults := engine_defaults(scenario):
-        lines.append(defaults)
     notes = [note for note in (result.rejects, *result.notes) if note]
     took = f"{console.seconds(result.wall_s)}, {counted(result.replays, 'replay')}"
-    show_block(lines, notes, took)
+    show_block(lines, notes, took, more=assumed(scenario))
 
 
 def _buy(result: CapacityPlan) -> list[str]:
@@ -84,7 +79,8 @@ def _breaks(answer: Answer) -> str:
     names = [re.split("[<>]", term.text)[0] for term in answer.beyond.broken]
     if names == ["backlog_growth"]:
         return "the queue grows for ever"
-    return " and ".join("the queue" if name == "backlog_growth" else name for name in names) + " breaks"
+    told = ["the queue" if name == "backlog_growth" else name for name in names]
+    return f"{' and '.join(told)} break{'s' if len(told) == 1 else ''}"
 
 
 def _helps(bind: Binding | None) -> str:
@@ -92,10 +88,11 @@ def _helps(bind: Binding | None) -> str:
         return ""
     from pagecast.planner_app.planner.capacity.binding import TWICE
 
-    enough = [TWICE[each.limit] for each in bind.helped if each.holds]
+    needs = {**TWICE, "compute": "steps in half the time (a faster GPU)"}
+    enough = [needs[each.limit] for each in bind.helped if each.holds]
     if enough:
-        return f"; 25% more would take {' or '.join(enough)}{bind.less}"
-    return f"; {bind.limit} limits it, and twice of no setting takes 25% more{bind.less}"
+        return f"; 25% more load needs {' or '.join(enough)}{bind.less}"
+    return f"; {bind.limit} limits it, and no setting, doubled, carries 25% more load{bind.less}"
 
 
 def show(result: CapacityPlan) -> None:
@@ -131,9 +128,9 @@ def show(result: CapacityPlan) -> None:
 def _table(result: CapacityPlan) -> Table:
     table = Table(box=None, pad_edge=False)
     draws = max(answer.draws for answer in result.answers.values())
-    span = f"90%, {draws} draws" if draws else "90% interval"
-    for title in ("", "most", span, "output tokens/s", "binds"):
-        table.add_column(title, justify="left" if title in ("", "binds") else "right", no_wrap=True)
+    spans = [f"90%, {draws} draws"] if draws else []
+    for title in ("", "most", *spans, "output tokens/s", "limit"):
+        table.add_column(title, justify="left" if title in ("", "limit") else "right", no_wrap=True)
     for answer in result.answers.values():
         title = _TITLES[answer.kind]
         if answer.value is None or answer.at is None:
@@ -147,7 +144,7 @@ def _table(result: CapacityPlan) -> Table:
         )
         limit = answer.binding.limit if answer.binding else "-"
         output = f"{answer.at.output_tokens_per_s:,.0f}"
-        table.add_row(title, f"{_number(answer.value)}{unit}", span, output, limit)
+        table.add_row(title, f"{_number(answer.value)}{unit}", *([span] if draws else []), output, limit)
     return table
 
 
@@ -196,7 +193,7 @@ def _envelope(fits: Envelope) -> str:
     limits = ", ".join(f"{name} {value:,}" for name, value in fits.limits.items())
     alone = f"; by KV blocks {fits.hbm:,} if nothing is shared" if fits.hbm != fits.hbm_shared else ""
     return (
-        f"static envelope: {fits.concurrency:,} requests at once by arithmetic ({limits}{alone}); "
+        f"room by arithmetic: {fits.concurrency:,} requests at once ({limits}{alone}); "
         f"{fits.pool_blocks:,} KV blocks, {fits.blocks.mean:,.0f} in use by a request on average, "
         f"{fits.blocks.most:,} at most"
     )

@@ -15,7 +15,7 @@ from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.fleet_options import FleetOptions
 from pagecast.planner_app.commands.ignored_options import refuse_options, refuse_without_draws
 from pagecast.planner_app.commands.output import Reported
-from pagecast.planner_app.commands.replay_view import show
+from pagecast.planner_app.commands.replay_view import show, show_answer
 from pagecast.planner_app.commands.scenario_options import (
     GivenScenario,
     WorkArguments,
@@ -132,17 +132,33 @@ def replay_command(
             body = {**with_intervals(result.summary, spread), "intervals": variation}
         console.print_json({**body, "notes": sentences(result.notes)})
     else:
-        show(result, ask.out, spread)
-        if fleet.any:
+        if output.explain:
+            show(result, ask.out, spread)
+        else:
+            lasting = _lasting(work, arguments)
+            show_answer(result, spread, lasting, lengths_only=work.lengths_only)
+        if fleet.any and output.explain:
             from pagecast.planner_app.commands.fleet_replay import show_replicas
 
             show_replicas(result)
-        for path in (output.report, ask.perfetto):
+        for path in (None if output.explain else ask.out, output.report, ask.perfetto):
             if path is not None:
                 console.out.print(f"written to {path}", soft_wrap=True, markup=False)
     if interrupted:
         console.err.print("interrupted: there are no intervals")
         raise typer.Exit(130)
+
+
+def _lasting(trace: Trace, arguments: GivenScenario) -> float | None:
+    """The trace's rate if its sessions keep coming; None where users or concurrency set it, or nothing."""
+    from pagecast.planner_app.planner.capacity.users import requests_per_s
+
+    if arguments.load.concurrency is not None:
+        return None
+    try:
+        return requests_per_s(trace)
+    except BadInput:  # all requests come at once
+        return None
 
 
 def _sweep(

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.screen import show_block
+from pagecast.planner_app.wording.assumed import rules, step_times
 from pagecast.planner_app.wording.costs_name import costs_name
 from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from pagecast.planner_app.wording.note_sentences import sentence
@@ -14,6 +16,92 @@ from pagecast.sim.replay import Result
 from pagecast.sim.replay.metrics import STATISTICS, telling
 from pagecast.sim.replay.replicates import Spread
 from rich.table import Table
+
+_LATENCIES = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("E2E", "e2e_s"))
+_OF_ALL = (
+    *("requests", "rejected", "output", "prefix hits", "prompt tokens"),
+    *("KV cache", "sequence", "pressure", "steps"),
+)
+_FEWER = ("mean", "p50", "p99")  # statistics that have room beside their intervals
+_CLOSE = 0.05  # part of a rate by which another must differ to be told
+
+
+def show_answer(
+    result: Result,
+    spread: Spread | None = None,
+    lasting: float | None = None,
+    *,
+    lengths_only: bool = False,
+) -> None:
+    """Prints how the trace was served, how long requests took, what was reused, and what that rests on.
+
+    `lasting`: requests per second where sessions keep coming as they do in the trace; None where that is not
+    known. `lengths_only`: the trace does not tell what prompts share.
+    """
+    s, scenario = result.summary, result.scenario
+    facts = _fact_rows(s, scenario.tensor_parallel_size)
+    reuse = f"{s['token_hit_rate']:.1%} of eligible prompt tokens"
+    if lengths_only:
+        reuse = "unknown, for the trace has lengths alone (counted as 0)"
+    lines = [
+        f"{result.trace}: {counted(s['requests'], 'request')} on {_place(result)} with {scenario.model}",
+        _served(result, lasting),
+        *console.table_lines(_latencies(s, spread)),
+        *(f"{title}: {text}" for title, text in facts if title == "rejected"),
+        f"prefix reuse: {reuse}; output {s['output_tokens_per_s']:,.0f} tokens/s",
+        f"KV cache: {_kv_cache(s)}, {counted(s['preemptions'], 'preemption')}",
+    ]
+    if fleet := s.get("fleet"):
+        even = f"busiest replica {fleet['imbalance']:.2f} x an even share"
+        facts.append(("router", f"{fleet['router']}; {even}"))
+    more = [step_times(scenario, scenario.step_costs()), *_of_some(facts), rules(scenario)]
+    errors = ("calibrated_costs", "measured_costs", "roofline_costs", "corrected_costs")
+    notes = [sentence(note) for note in result.notes if getattr(note, "code", "") not in errors]
+    show_block(lines, notes, console.seconds(s["wall_s"]), more=more)
+
+
+def _of_some(facts: list[tuple[str, str]]) -> list[str]:
+    """The facts on what not every server has, as a host tier, speculation or tenants."""
+    return [f"{title}: {text}" for title, text in facts if title not in _OF_ALL]
+
+
+def _place(result: Result) -> str:
+    scenario = result.scenario
+    if fleet := result.summary.get("fleet"):
+        return f"{replicas_there(fleet)}, {gpus_there(fleet)},"
+    return f"{scenario.tensor_parallel_size} x {scenario.gpu}"
+
+
+def _served(result: Result, lasting: float | None) -> str:
+    """How many requests were served, and how fast."""
+    s = result.summary
+    lost = [f"{s[state]:,} {state}" for state in ("rejected", "cancelled") if s[state]]
+    done = "all" if s["completed"] == s["requests"] else f"{s['completed']:,}"
+    served = s["completed"] / s["makespan_s"] if s["makespan_s"] else 0.0
+    text = f"served {', '.join([done, *lost])} in {console.seconds(s['makespan_s'])}, {served:.3g}/s"
+    if lasting is None or lost or abs(served / lasting - 1) < _CLOSE:
+        return text
+    return f"{text} with beginning and end ({lasting:.3g}/s if its sessions keep coming, as in plan)"
+
+
+def _latencies(s: dict[str, Any], spread: Spread | None) -> Table:
+    """TTFT, TPOT and E2E; with a spread fewer statistics, each with its interval."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("")
+    statistics = STATISTICS if spread is None else _FEWER
+    for name in statistics:
+        table.add_column(name, justify="right", no_wrap=True)
+        if spread is not None:
+            table.add_column("90%", justify="right", no_wrap=True)
+    for title, key in _LATENCIES:
+        cells = []
+        for name in statistics:
+            cells.append(console.seconds(s[key][name]))
+            if spread is not None:
+                low, high = (bounds.get(f"{key}.{name}") for bounds in (spread.low, spread.high))
+                cells.append(f"{console.seconds(low)} to {console.seconds(high)}")
+        table.add_row(title, *cells)
+    return table
 
 
 def show(result: Result, out: Path | None, spread: Spread | None = None) -> None:
@@ -70,72 +158,82 @@ def _facts(s: dict[str, Any], gpus: int) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column("", no_wrap=True)
     table.add_column("", overflow="fold")
+    for title, text in _fact_rows(s, gpus):
+        table.add_row(title, text)
+    return table
+
+
+def _fact_rows(s: dict[str, Any], gpus: int) -> list[tuple[str, str]]:
+    """What a replay counted beside latencies, by title."""
+    rows: list[tuple[str, str]] = []
+
+    def add(title: str, text: str) -> None:
+        rows.append((title, text))
+
     endings = f"{s['completed']:,} completed"
     endings += "".join(f", {s[state]} {state}" for state in ("rejected", "cancelled") if s[state])
     rate = s["completed"] / s["makespan_s"] if s["makespan_s"] else 0.0
-    table.add_row("requests", f"{endings} in {console.seconds(s['makespan_s'])} ({rate:.3g}/s)")
+    add("requests", f"{endings} in {console.seconds(s['makespan_s'])} ({rate:.3g}/s)")
     if reasons := s.get("rejected_reasons"):
         reason, count = max(reasons.items(), key=lambda pair: pair[1])
         others = f", and {s['rejected'] - count:,} for other reasons" if s["rejected"] > count else ""
-        table.add_row("rejected", f"{count:,}: {reason}{others}")
-    table.add_row("output", f"{s['output_tokens_per_s']:,.0f} tokens/s, {s['output_tokens']:,} tokens")
-    table.add_row(
+        add("rejected", f"{count:,}: {reason}{others}")
+    add("output", f"{s['output_tokens_per_s']:,.0f} tokens/s, {s['output_tokens']:,} tokens")
+    add(
         "prefix hits",
         f"{s['token_hit_rate']:.1%} of eligible prompt tokens reused, "
         f"{console.seconds(s['prefill_avoided_s'])} of prefill avoided",
     )
     if sources := told_apart(s["prompt_tokens_by_source"]):
-        table.add_row("prompt tokens", sources)
-    table.add_row("KV cache", _kv_cache(s))
+        add("prompt tokens", sources)
+    add("KV cache", _kv_cache(s))
     over = f", over all {gpus} GPUs" if gpus > 1 else ""
-    table.add_row("sequence", f"{console.size(s['bytes_per_sequence'])} of KV at its end, on average{over}")
-    table.add_row(
-        "pressure", f"{s['preemptions']:,} preemptions, {s['failed_allocations']:,} failed allocations"
-    )
+    add("sequence", f"{console.size(s['bytes_per_sequence'])} of KV at its end, on average{over}")
+    add("pressure", f"{s['preemptions']:,} preemptions, {s['failed_allocations']:,} failed allocations")
     for title, facts in _eviction_rows(s.get("eviction", {})):
-        table.add_row(title, facts)
-    table.add_row("steps", f"{s['steps']:,}")
+        add(title, facts)
+    add("steps", f"{s['steps']:,}")
     if partial := s.get("partial_reuse"):
-        table.add_row(
+        add(
             "partial hits",
             f"{partial['tokens']:,} tokens, {partial['copied_blocks']:,} blocks copied, "
             f"{partial['taken_blocks']:,} taken over",
         )
     if swap := s.get("swap"):
-        table.add_row("swapped", f"{swap['out_tokens']:,} tokens out, {swap['in_tokens']:,} back")
+        add("swapped", f"{swap['out_tokens']:,} tokens out, {swap['in_tokens']:,} back")
     if rollout := s.get("rollout"):
-        table.add_row("rollout", f"{rollout['forced_miss_tokens']:,} hit tokens lost; {_old_blocks(rollout)}")
+        add("rollout", f"{rollout['forced_miss_tokens']:,} hit tokens lost; {_old_blocks(rollout)}")
     if peak := s.get("peak"):
-        table.add_row(
+        add(
             "at peak",
             f"{peak['uncached_tokens_per_s_at_peak']:,.0f} uncached tokens/s can be admitted, "
             f"{peak['uncached_tokens_per_s_asked']:,.0f} were asked for",
         )
     if scrubbing := s.get("scrubbing"):
-        table.add_row("scrubbing", f"{scrubbing['blocks']:,} blocks, {console.seconds(scrubbing['seconds'])}")
+        add("scrubbing", f"{scrubbing['blocks']:,} blocks, {console.seconds(scrubbing['seconds'])}")
     if price := s.get("isolation"):
-        table.add_row(
+        add(
             "isolation",
             f"{price['lost_hit_tokens']:,} hit tokens lost ({price['lost_hit_rate']:.1%} of eligible ones), "
             f"mean TTFT {console.seconds(price['ttft_mean_s'])} instead of "
             f"{console.seconds(price['ttft_mean_shared_s'])}",
         )
     for name, tenant in s.get("tenants", {}).items():
-        table.add_row(
+        add(
             f"tenant {name or '-'}",
             f"{tenant['completed']:,} of {tenant['requests']:,} completed, p99 TTFT "
             f"{console.seconds(tenant['ttft_p99_s'])}, {tenant['token_hit_rate']:.1%} hits, "
             f"{_number(tenant['evicted_blocks'])} blocks evicted",
         )
     if offloading := s.get("offloading"):
-        table.add_row("hits by tier", _hits_by_tier(offloading))
-        table.add_row("host tier", _host_tier(offloading))
-        table.add_row("transfers", _transfers(offloading))
+        add("hits by tier", _hits_by_tier(offloading))
+        add("host tier", _host_tier(offloading))
+        add("transfers", _transfers(offloading))
         if "disk_blocks" in offloading:
-            table.add_row("disk", _disk(offloading))
+            add("disk", _disk(offloading))
     if speculation := s.get("speculation"):
-        table.add_row("draft tokens", _drafts(speculation))
-    return table
+        add("draft tokens", _drafts(speculation))
+    return rows
 
 
 def _kv_cache(s: dict[str, Any]) -> str:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,6 +88,24 @@ class GivenScenario:
             given.get("trace"),
             make_load(of_load),
         )
+
+
+def command_line(command: str, given: GivenScenario, point: Mapping[str, Any]) -> str:
+    """The command that serves the same work with the fields of `point`; empty where a start script or a log
+    gave fields."""
+    if given.launch is not None or given.log is not None:
+        return ""
+    reading = {name: getattr(given.reading, name) for name in given.reading.model_fields_set}
+    words = ["pagecast", command, *([] if given.trace is None else [given.trace])]
+    words += [] if given.scenario is None else ["--scenario", str(given.scenario)]
+    for name, value in {**given.fields, **reading, **given.load.given(), **point}.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{option}")
+        elif value is not None:
+            for each in value if isinstance(value, list | tuple) else (value,):
+                words += [f"--{option}", f"{each:g}" if isinstance(each, float) else str(each)]
+    return shlex.join(words)
 
 
 ABOUT_LAUNCH = (

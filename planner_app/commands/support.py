@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.model_support import five_lines
+from pagecast.planner_app.commands.screen import folded
 from pagecast.sim.core.engines import DEFAULT_ENGINE
 from pagecast.sim.core.engines.registry import engine_texts
 from pagecast.sim.core.errors import BadInput
@@ -26,6 +27,7 @@ from rich.table import Table
 
 Opt = typer.Option
 _ENGINES = ("vllm", "sglang", "trtllm")
+_TITLE = 11  # columns of the titles of the five lines
 _MARKS = {CALIBRATED: "C", MEASURED: "M", ROOFLINE: "r", IMPOSSIBLE: "-"}
 
 
@@ -73,7 +75,8 @@ def support_command(
         return
     if described is not None:
         for line in five_lines(models[0], rows):
-            console.out.print(line, soft_wrap=True, highlight=False, markup=False)
+            for part in folded(line, _TITLE):
+                console.out.print(part, soft_wrap=True)
         return
     for each in dict.fromkeys(row.engine for row in rows):
         _show(each, [row for row in rows if row.engine == each])

@@ -14,9 +14,11 @@ from pagecast.planner_app.commands.output import Reported
 from pagecast.planner_app.commands.scenario_options import (
     GivenScenario,
     WorkArguments,
+    command_line,
     load,
     unsent,
 )
+from pagecast.planner_app.commands.screen import clipped, show_block
 from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.fleet.options import EmittedTrial
 from pagecast.planner_app.planner.load_fields import load_fields
@@ -24,6 +26,7 @@ from pagecast.planner_app.planner.sweep.loads import Loads
 from pagecast.planner_app.planner.sweep.options import SweepOptions
 from pagecast.planner_app.planner.sweep.space import knob_name, parse_space
 from pagecast.planner_app.reports.html_page import ready, write
+from pagecast.planner_app.wording.assumed import rules, step_times
 from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from pydantic import Field
 from rich.table import Table
@@ -95,7 +98,10 @@ def sweep_command(
     if output.json_only:
         console.print_json({**as_dict(result), **({} if emitted.emit is None else {"emitted": text})})
     else:
-        show(result, output.out)
+        if output.explain:
+            show(result, output.out)
+        else:
+            show_answer(result, output.out, arguments)
         if output.report is not None:
             console.out.print(f"written to {output.report}", soft_wrap=True)
         if text is not None:
@@ -174,6 +180,44 @@ def scenario_of_cheapest(result: SweepResult) -> Scenario | None:
     return at(result.question.scenario, {name: result.cheapest[name] for name in result.knobs})
 
 
+def show_answer(result: SweepResult, out: Path | None, given: GivenScenario) -> None:
+    """Prints the cheapest, how to run it, what it was chosen from, and below it the trials."""
+    from pagecast.planner_app.planner.sweep.study_view import all_trials, answer, front, nothing_differs
+    from pagecast.planner_app.planner.sweep.trial_costs import notes, used, what_each_is
+
+    question, costs = result.question, used(result)
+    same = nothing_differs(result)
+    trials = console.counted(len(result.table), "trial")
+    requests = console.counted(len(question.trace), "request")
+    lines = [same] if same else []
+    if not same or result.cheapest is None:
+        lines.append(answer(result, short=True))
+    if result.cheapest is not None and not same and question.fleet is None:
+        point = {name: result.cheapest[name] for name in result.knobs}
+        if command := command_line("replay", given, point):
+            lines.append(f"run it: {command}")
+    lines.append(f"{question.trace.name}: {requests}, {trials} of {question.space}")
+    lines.append(_same(result, [] if len(costs) == 1 else [each.name for each in costs]))
+    if out is not None and scenario_of_cheapest(result) is not None:
+        lines.append(f"its scenario: {out / CHEAPEST}")
+    texts = [*question.trace.notes, what_each_is(result), *notes(result, costs)]
+    more = [rules(question.scenario)]
+    if len(costs) == 1 and "gpu" not in result.knobs and "model" not in result.knobs:
+        more = [step_times(question.scenario, question.scenario.step_costs()), *more]
+    show_block(lines, texts, _replayed(result), more=more)
+    console.out.print()
+    if len(result.table) <= _MOST_ROWS:
+        for line in console.table_lines(_table(*all_trials(result))):
+            console.out.print(clipped(line), soft_wrap=True)
+        return
+    header, rows = front(result)
+    objectives = ", ".join(question.objectives)
+    console.out.print(f"no trial is better in all of {objectives}:", soft_wrap=True)
+    _print_trials(header, rows[:_MOST_ROWS])
+    if len(rows) > _MOST_ROWS:
+        console.out.print(f"and {len(rows) - _MOST_ROWS} more (--json, or trials.parquet in --out)")
+
+
 def show(result: SweepResult, out: Path | None) -> None:
     """Prints the cheapest, the front, the knobs' effects, and how many trials there were."""
     from pagecast.planner_app.planner.sweep.study_view import all_trials, answer, effects, front, subject
@@ -208,13 +252,16 @@ def show(result: SweepResult, out: Path | None) -> None:
     console.out.print()
     for note in (*question.trace.notes, what_each_is(result), *notes(result, costs)):
         console.out.print(f"note: {note}", soft_wrap=True)
-    before = len(result.table) - result.replayed
-    in_folder = f"; {before:,} were in the folder already" if before else ""
     where = f"; the study is in {out}" if out else ""
     if out is not None and scenario_of_cheapest(result) is not None:
         where += f", the scenario of the cheapest in {out / CHEAPEST}"
-    replayed = console.counted(result.replayed, "trial")
-    console.out.print(f"{replayed} replayed{in_folder}{where}", soft_wrap=True)
+    console.out.print(f"{_replayed(result)}{where}", soft_wrap=True)
+
+
+def _replayed(result: SweepResult) -> str:
+    before = len(result.table) - result.replayed
+    in_folder = f"; {before:,} were in the folder already" if before else ""
+    return f"{console.counted(result.replayed, 'trial')} replayed{in_folder}"
 
 
 def _same(result: SweepResult, costs: list[str]) -> str:

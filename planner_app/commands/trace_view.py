@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pagecast.planner_app import console
+from pagecast.planner_app.commands.screen import show_notes
 from pagecast.traces.describe import describe
 from pagecast.traces.schema import Trace
 from rich.table import Table
@@ -18,8 +19,7 @@ def written(trace: Trace, out: Path, json: bool) -> None:
         return
     counted = console.counted(len(trace), "request")
     console.out.print(f"{counted} written to {out}", soft_wrap=True, markup=False)
-    for note in trace.notes:
-        console.out.print(f"note: {note}", soft_wrap=True, markup=False)
+    show_notes(trace.notes)
 
 
 def describe_and_show(trace: Trace, json: bool) -> None:
@@ -34,6 +34,8 @@ def describe_and_show(trace: Trace, json: bool) -> None:
 def show(facts: dict[str, Any]) -> None:
     """Prints a description as tables."""
     counted = console.counted(facts["requests"], "request")
+    if facts["sessions"]:
+        counted += f" in {console.counted(facts['sessions']['count'], 'session')}"
     console.out.print(f"{facts['name']}: {counted}", soft_wrap=True, markup=False)
     table = Table(box=None, pad_edge=False)
     for title in ("", "mean", "p50", "p90", "p99", "max"):
@@ -54,8 +56,7 @@ def show(facts: dict[str, Any]) -> None:
         )
     console.out.print(table)
     console.out.print(_facts(facts))
-    for note in facts["notes"]:
-        console.out.print(f"note: {note}", soft_wrap=True, markup=False)
+    show_notes(facts["notes"])
 
 
 def _facts(facts: dict[str, Any]) -> Table:
@@ -65,7 +66,7 @@ def _facts(facts: dict[str, Any]) -> Table:
     if facts["requests_per_s"] is not None:
         rate = f"{facts['requests_per_s']:.3g} requests/s over {console.seconds(facts['duration_s'])}"
         if facts["follow_others"]:
-            rate += f", if serving took no time ({facts['follow_others']:,} requests wait for another's end)"
+            rate += f", if serving took no time ({facts['follow_others']:,} wait for another's end)"
         table.add_row("load", rate)
         table.add_row(
             "burstiness", f"cv {facts['interarrival_cv']:.3g} of the times between arrivals (Poisson: 1)"
@@ -76,12 +77,9 @@ def _facts(facts: dict[str, Any]) -> Table:
     else:
         table.add_row(
             "reuse",
-            f"{sharing['shareable_fraction']:.1%} of prompt tokens begin an earlier prompt or quoted answer: "
-            "what an endless cache would find",
+            f"{sharing['shareable_fraction']:.1%} of prompt tokens, which an endless cache would find",
         )
         table.add_row("working set", f"{sharing['working_set_tokens']:,} tokens hold every prompt once")
-    if facts["sessions"]:
-        table.add_row("sessions", f"{facts['sessions']['count']:,}")
     if facts["scopes"] > 1:
         table.add_row("scopes", f"{facts['scopes']:,} (model, adapter, salt) share nothing with each other")
     if len(facts["priorities"]) > 1:

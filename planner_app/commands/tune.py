@@ -14,15 +14,19 @@ from pagecast.planner_app.commands.scenario_options import (
     WorkArguments,
     load,
 )
+from pagecast.planner_app.commands.screen import clipped, show_block
 from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.tune.options import BlockSizeOptions, TuneOptions
 from pagecast.planner_app.reports.html_page import ready, write
+from pagecast.planner_app.wording.assumed import rules, step_times
 from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from rich.table import Table
 
 if TYPE_CHECKING:
     from pagecast.planner_app.planner.tune.knobs import TuneResult
 
+_MOST_ROWS = 6  # of values, in the answer
+_NO_SLO = "closed loop, no SLO (`plan` asks for users who keep one)"
 app = typer.Typer(
     name="tune",
     help="Chooses a block size or an HBM budget for a trace.",
@@ -80,7 +84,7 @@ def _tune(what: str, arguments: GivenScenario, ask: TuneOptions, many: Many, out
     if output.json_only:
         console.print_json(as_dict(tuned))
     else:
-        show(tuned)
+        (show if output.explain else show_answer)(tuned)
         if report is not None:
             console.out.print(f"written to {report}", soft_wrap=True)
     if not tuned.complete:
@@ -106,6 +110,35 @@ def as_dict(tuned: TuneResult) -> dict[str, Any]:
     }
 
 
+def show_answer(tuned: TuneResult) -> None:
+    """Prints the recommendation, its reason in short, the question, and a row for each value."""
+    from pagecast.planner_app.planner.tune.tables import cannot_run, shortest
+
+    scenario = tuned.scenario
+    place = f"{scenario.tensor_parallel_size} x {scenario.gpu} with {scenario.model}"
+    asked = f"SLO {tuned.slo}" if tuned.slo else _NO_SLO
+    if not tuned.complete:
+        asked = f"interrupted after {len(tuned.table)} values; {asked}"
+    lines = [
+        f"take {tuned.reason}" if tuned.recommends else tuned.reason,
+        f"{tuned.trace} on {place}; {asked}",
+    ]
+    header, rows = shortest(tuned, _MOST_ROWS)
+    if rows:
+        lines += [clipped(line) for line in console.table_lines(_table(header, rows))]
+    more = [step_times(scenario, scenario.step_costs()), *filter(None, [cannot_run(tuned)]), rules(scenario)]
+    show_block(lines, tuned.notes, more=more)
+
+
+def _table(header: list[str], rows: list[list[str]]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in header:
+        table.add_column(title, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def show(tuned: TuneResult) -> None:
     """Prints the table, the recommendation and its reason."""
     from pagecast.planner_app.planner.tune.tables import admits, cannot_run, tables
@@ -121,12 +154,7 @@ def show(tuned: TuneResult) -> None:
     if not tuned.complete:
         console.out.print("interrupted: the other values were not tried")
     for header, rows in tables(tuned):
-        table = Table(box=None, pad_edge=False)
-        for title in header:
-            table.add_column(title, justify="right")
-        for row in rows:
-            table.add_row(*row)
-        console.out.print(table)
+        console.out.print(_table(header, rows))
         console.out.print()
     for line in filter(None, (admits(tuned), cannot_run(tuned))):
         console.out.print(line, soft_wrap=True)

@@ -41,16 +41,19 @@ def write_junit(
         ET.ElementTree(suites).write(place_, encoding="utf-8", xml_declaration=True)
 
 
-def write_markdown(path: Path, name: str, findings: Sequence[Finding], notes: Sequence[str]) -> None:
-    """A heading, the table, and notes. Errors: BadInput where the file can't be written."""
+def write_markdown(
+    path: Path, name: str, findings: Sequence[Finding], notes: Sequence[str], uncompared: int = 0
+) -> None:
+    """A heading, the table, and notes. `uncompared` as in `verdict`. Errors: BadInput where the file can't be
+    written."""
     with replacing(path) as place:
-        place.write_text(markdown(name, findings, notes), encoding="utf-8")
+        place.write_text(markdown(name, findings, notes, uncompared), encoding="utf-8")
 
 
-def markdown(name: str, findings: Sequence[Finding], notes: Sequence[str]) -> str:
+def markdown(name: str, findings: Sequence[Finding], notes: Sequence[str], uncompared: int = 0) -> str:
     """The same as text; what broke stands first."""
     lines = [
-        f"### pagecast check {_md(name)}: {verdict(findings)}",
+        f"### pagecast check {_md(name)}: {verdict(findings, uncompared)}",
         "",
         "| | check | figure | mean of | value | asked | |",
     ]

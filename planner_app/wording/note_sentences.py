@@ -10,7 +10,7 @@ from pagecast.sim.costs.calibration.file import RECORDING, SEGMENT
 from pagecast.sim.note import Note
 from pagecast.sim.replay.resample import GENERATOR, SESSIONS
 
-_ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 _NOT_AHEAD = (
     "No run with asynchronous scheduling was fitted, or too short a run: forecasts with asynchronous "
     "scheduling are too slow. Add such a run to the calibration (another --from-run), or turn "
@@ -84,7 +84,7 @@ def _measured(f: Mapping[str, Any]) -> str:
 
 def _judged(f: Mapping[str, Any]) -> str:
     """The errors of runs like the one forecast."""
-    like = ", ".join((_ENGINES[f["like"][0]], *f["like"][1:]))
+    like = ", ".join((ENGINES[f["like"][0]], *f["like"][1:]))
     if f["known"] is None:
         return f"Too few public runs are like it ({like}): its error is not known (docs/accuracy.md)."
     runs, tpot, ttft = f["known"]

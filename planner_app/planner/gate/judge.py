@@ -74,9 +74,15 @@ class Change:
     draws: int
 
 
-def verdict(findings: Sequence[Finding]) -> str:
-    """How many checks failed, or that all hold, and how many are undecided."""
+def verdict(findings: Sequence[Finding], uncompared: int = 0) -> str:
+    """How many checks failed, or that all hold, and how many are undecided.
+
+    `uncompared`: regressions that the file asks about, and no baseline was given for.
+    """
     count = len(findings)
+    if uncompared:
+        left = f"{counted(uncompared, 'regression')} NOT compared (no --baseline)"
+        return f"{verdict(findings)}, {left}"
     if not count:
         return "nothing was checked"
     broken = sum(not finding.holds for finding in findings)

@@ -14,6 +14,7 @@ from pagecast.planner_app.planner.sweep.trial import COUNTS
 from pagecast.planner_app.wording.quantities import seconds
 
 _MATTERS = 0.005  # less than this part of a figure is not worth a row
+CHEAPEST = "cheapest"
 _YES_OR_NO = ("meets", "on_front")
 _SHARES = ("token_hit_rate", "peak_kv_usage")
 _SHED = "predicted TTFT"
@@ -59,8 +60,8 @@ def setting(result: SweepResult, row: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={shown(row[name])}" for name in result.knobs)
 
 
-def answer(result: SweepResult) -> str:
-    """One to three sentences: the cheapest replica, or why there is none."""
+def answer(result: SweepResult, *, short: bool = False) -> str:
+    """One to three sentences: the cheapest replica, or why there is none. `short`: without its reasons."""
     question, table = result.question, result.table
     stopped = "" if result.complete else " The sweep was stopped before its end."
     best = result.cheapest
@@ -84,7 +85,26 @@ def answer(result: SweepResult) -> str:
         cost = f"{cost}, {best['gpu_hours']:,.2f} GPU hours"
     costs = f" Its step costs are {best['step_costs']}, others' are not." if differ(result) else ""
     cheapest = f"cheapest {subject(result)}{level}: {setting(result, best)}"
-    return f"{cheapest}: {cost}{tokens}; {figures}.{equal}{costs}{stopped}"
+    return f"{cheapest}: {cost}{tokens}; {figures}.{'' if short else equal + costs}{stopped}"
+
+
+def nothing_differs(result: SweepResult) -> str:
+    """A sentence where no value of any knob makes a difference; empty where one does."""
+    ran = result.table[result.table["reason"] == ""]
+    if len(ran) < 2 or len(ran) < len(result.table):
+        return ""
+    names = list(dict.fromkeys([*result.question.objectives, *_terms(result), result.cost]))
+    for name in names:
+        values = pd.to_numeric(ran[name], errors="coerce")
+        if values.isna().any() and not values.isna().all():
+            return ""
+        if values.max() - values.min() > _MATTERS * abs(values.max()):
+            return ""
+    figures = ", ".join(f"{title(_measure(name))} {text(name, ran[name].iloc[0])}" for name in names)
+    return (
+        f"no value differs: the figures of all {len(ran):,} trials are within {_MATTERS:.1%}, so keep "
+        f"{', '.join(result.knobs)} as it is ({figures})"
+    )
 
 
 def _terms(result: SweepResult) -> list[str]:
@@ -185,6 +205,8 @@ def all_trials(result: SweepResult) -> tuple[list[str], list[list[str]]]:
     for index in order.index:
         row = record(table.loc[[index]])
         body.append([str(row["number"]), *(text(name, row[name]) for name in names), _verdict(result, row)])
+    if nothing_differs(result):  # nor is one the cheapest
+        body = [["" if cell == CHEAPEST else cell for cell in line] for line in body]
     return ["trial", *map(title, names), ""], body
 
 
@@ -193,7 +215,7 @@ def _verdict(result: SweepResult, row: Mapping[str, Any]) -> str:
     if row["reason"]:
         return str(row["reason"]).partition(";")[0].partition(":")[0]
     if row["meets"]:
-        return "cheapest" if result.cheapest and result.cheapest["number"] == row["number"] else ""
+        return CHEAPEST if result.cheapest and result.cheapest["number"] == row["number"] else ""
     if row["rejected"]:
         return f"rejects {row['rejected']:,} requests"
     if not row["lasts"]:

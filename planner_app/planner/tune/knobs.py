@@ -149,11 +149,14 @@ def tune(
     table = _table(knob, values, results)
     complete = len(results) == len(values)
     recommended, reason = recommend(table, knob)
+    notes = (*trace.notes, *_notes(scenario, knob), *filter(None, [idle_note(trace, scenario)]))
     ran = [value for value in values if isinstance(value, int | float) and _ran(table, knob, value)]
     if complete and ran and level.terms and not ask.static and len(_candidates(table)):
         choice = choose(trace, scenario, knob, level.text, values=ran)
         recommended = next(value for value in ran if value == choice.best.value)
         reason = f"{knob} {shown(recommended)}. {worth(choice, by_value=True)}"
+    elif recommended is not None:
+        notes = (*notes, _tolerances(table))
     costs = scenario.step_costs()
     return TuneResult(
         trace.name,
@@ -163,7 +166,7 @@ def tune(
         table,
         recommended,
         reason,
-        (*trace.notes, *_notes(scenario, knob), *filter(None, [idle_note(trace, scenario)])),
+        notes,
         complete,
         costs.name,
         sentence(costs.expected_error()),
@@ -180,6 +183,14 @@ def _notes(scenario: Scenario, knob: str) -> list[str]:
         return []
     fixed = "num_gpu_blocks is fixed, so that larger blocks are given more memory."
     return [ALWAYS_SAME] if scenario.num_gpu_blocks is None else [ALWAYS_SAME, fixed]
+
+
+def _tolerances(table: pd.DataFrame) -> str:
+    """What it takes to keep up with the best of all values."""
+    within = ", ".join(
+        f"{each.title} within {each.tolerance:.0%}" for each in CRITERIA if each.figure in table
+    )
+    return f"A value keeps up with the best of all where it has {within}."
 
 
 def _table(knob: str, values: Sequence[KnobValue], results: dict[int, dict[str, Any]]) -> pd.DataFrame:
@@ -216,8 +227,8 @@ def recommend(table: pd.DataFrame, knob: str) -> tuple[KnobValue, str]:
         at = min(order, key=lambda at: max(miss.times for miss in misses[at]))
         reasons = "; ".join(miss.text for miss in misses[at])
         value = rows[at][knob]
-        return value, f"{knob} {shown(value)} is a compromise, for no value is best in all: {reasons}."
-    return rows[choice][knob], _reason(rows, misses, choice, knob, thrifty_is_more, criteria)
+        return value, f"{knob} {shown(value)}, a compromise, for no value is best in all: {reasons}."
+    return rows[choice][knob], _reason(rows, misses, choice, knob, thrifty_is_more)
 
 
 def _candidates(table: pd.DataFrame) -> pd.DataFrame:
@@ -272,20 +283,16 @@ def _reason(
     choice: int,
     knob: str,
     thrifty_is_more: bool,
-    criteria: Sequence[Criterion],
 ) -> str:
     row, value = rows[choice], shown(rows[choice][knob])
     most = "largest" if thrifty_is_more else "smallest"
-    tolerances = ", ".join(f"{each.title} within {each.tolerance:.0%}" for each in criteria)
     admits = row.get(ADMITS.figure)
     targets = (
         ("" if admits is None or admits != admits else f"{counted(int(admits), 'user')} admitted, ")
         + f"{row['reused_prefix_tokens']:,.0f} hit tokens, mean TTFT {seconds(row['ttft_mean_s'])}, room for "
         f"{row['static_concurrency']:,.0f} requests at once"
     )
-    text = (
-        f"{knob} {value} is the {most} that keeps up with the best of all values ({tolerances}): {targets}."
-    )
+    text = f"{knob} {value}, the {most} that keeps up with the best of all values: {targets}."
     after = choice + (1 if thrifty_is_more else -1)
     if not 0 <= after < len(rows):
         text += f" Nothing {'larger' if thrifty_is_more else 'smaller'} that runs was tried."

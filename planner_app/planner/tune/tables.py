@@ -30,6 +30,7 @@ _BLOCKS = (
     "lookup_s",
 )
 _HBM = ("kv_gib", "reused_prefix_tokens", "token_hit_rate", "evicted_blocks", "preemptions", "rejected")
+_DECIDES = ("admissible_concurrency", "static_concurrency", "token_hit_rate", "ttft_mean_s", "e2e_mean_s")
 _WHERE_SOME = ("unserved",)  # columns that are left out where all values are 0
 _TABLES = ("tail_waste_share", "table_entries", "lookup_blocks", "lookup_s")
 TITLES = {
@@ -50,8 +51,8 @@ TITLES = {
     "preemptions": "preempted",
     "rejected": "rejected",
     "unserved": "unserved",
-    "admissible_concurrency": "admits (closed loop)",
-    "static_concurrency": "static envelope",
+    "admissible_concurrency": "users admitted",
+    "static_concurrency": "room by arithmetic",
     "static_limit": "which binds",
 }
 
@@ -63,6 +64,14 @@ def tables(tuned: TuneResult) -> list[tuple[list[str], list[list[str]]]]:
     """
     groups = (_BLOCKS, _TIMES) if tuned.knob == "block_size" else (_HBM, _TABLES, _TIMES)
     return [_table(tuned, names) for names in groups]
+
+
+def shortest(tuned: TuneResult, most: int) -> tuple[list[str], list[list[str]]]:
+    """Header and at most so many rows of the table that decides: those around the recommended value."""
+    header, rows = _table(tuned, (*_WHERE_SOME, *_DECIDES))
+    chosen = next((at for at, row in enumerate(rows) if row[0].startswith("*")), 0)
+    first = min(max(chosen - most // 2, 0), max(len(rows) - most, 0))
+    return header, rows[first : first + most]
 
 
 def _table(tuned: TuneResult, columns: tuple[str, ...]) -> tuple[list[str], list[list[str]]]:

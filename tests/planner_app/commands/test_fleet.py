@@ -8,7 +8,7 @@ from pagecast.planner_app.commands.fleet_options import ROUTERS
 from pagecast.sim.fleet.routers.registry import KINDS
 from pagecast.sim.fleet.settings import FleetSettings
 
-REPLAY = ["replay", "chat", "--limit", "200", "--costs", "roofline"]
+REPLAY = ["replay", "chat", "--limit", "200", "--costs", "roofline", "--explain"]
 
 
 def test_replicas_share_a_trace(capsys):
@@ -127,7 +127,7 @@ def test_handoffs_and_the_costs_of_each_gpu_are_told(capsys, tmp_path):
     file = tmp_path / "fleet.yaml"
     groups = "groups:\n- {name: p, role: prefill}\n- {name: d, role: decode, scenario: {gpu: B200}}\n"
     file.write_text(groups + "disaggregation: {bytes_per_s: 50.0e+9}\n")
-    assert run(["replay", "chat", "--limit", "50", "--fleet", str(file)]) == 0
+    assert run(["replay", "chat", "--limit", "50", "--explain", "--fleet", str(file)]) == 0
     out = capsys.readouterr().out
     assert "handoffs: 50 requests prefilled on one replica and decoded on another (counted at both)" in out
     notes = [line for line in out.splitlines() if line.startswith("note: ")]

@@ -30,7 +30,7 @@ def test_json_is_one_object_whose_items_add_up() -> None:
 
 def test_the_table_shows_every_item_the_blocks_and_what_fits() -> None:
     body = json.loads(run("--model", "qwen3-8b", "--gpu", "h200", "--json").stdout)
-    text = run("--model", "qwen3-8b", "--gpu", "h200").stdout
+    text = run("--model", "qwen3-8b", "--gpu", "h200", "--explain").stdout
     for item in body["items"]:
         assert item["name"] in text
     assert f"{body['num_gpu_blocks']:,} of 16 tokens" in text

@@ -62,7 +62,9 @@ def test_replay_prints_one_json_object_and_nothing_else(capsys):
 
 
 def test_replay_shows_the_figures_and_how_far_to_trust_them(capsys):
-    code, out, _ = pagecast("replay", "chat", "--limit", 50, "--costs", "roofline", capsys=capsys)
+    code, out, _ = pagecast(
+        "replay", "chat", "--limit", 50, "--costs", "roofline", "--explain", capsys=capsys
+    )
     assert code == 0
     for word in ("TTFT", "TPOT", "tokens/s", "prefix hits", "KV cache", "preemptions", "note: "):
         assert word in out
@@ -291,7 +293,7 @@ def test_what_looks_like_markup_is_printed_as_it_stands(tmp_path, capsys):
     path.write_text("arrival_s,input_tokens,output_tokens\n0,100,5\n")
     code, out, _ = pagecast("replay", path, "--out", tmp_path / "o[", capsys=capsys)
     assert code == 0
-    assert out.startswith("a[bold]b:smile:: 1 requests")
+    assert out.startswith("a[bold]b:smile:: 1 request on")
     assert str(tmp_path / "o[") in out
 
 
@@ -336,6 +338,7 @@ def test_the_parts_of_a_latency_are_shown_and_what_was_refused_why(capsys):
         "priority",
         "--session-rate",
         3,
+        "--explain",
         capsys=capsys,
     )
     for word in ("queue", "lookup", "prefill", "decode", "over all 2 GPUs"):
@@ -343,7 +346,9 @@ def test_the_parts_of_a_latency_are_shown_and_what_was_refused_why(capsys):
     assert "exceed max_model_len 2000" in out
     assert "note: every request has the same priority" in out
     assert "note: session_rate was not used" in out
-    _, out, _ = pagecast("replay", "chat", "--limit", 9, "--no-enable-prefix-caching", capsys=capsys)
+    _, out, _ = pagecast(
+        "replay", "chat", "--limit", 9, "--no-enable-prefix-caching", "--explain", capsys=capsys
+    )
     assert "cached" not in out.split("requests  ")[0]
 
 
@@ -362,7 +367,7 @@ def test_ttft_with_and_without_a_hit_is_shown_where_enough_requests_can_be_compa
             for again in (0, 1)
         ]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        _, out, _ = pagecast("replay", path, capsys=capsys)
+        _, out, _ = pagecast("replay", path, "--explain", capsys=capsys)
         assert ("TTFT cached" in out and "TTFT uncached" in out) == shown
 
 
@@ -408,7 +413,7 @@ def test_durations_as_people_read_them(value, text):
 
 def test_few_replicates_make_rough_intervals_and_reuse_in_the_draws_stands_beside_the_traces(capsys):
     options = ("chat", "--limit", "80", "--num-gpu-blocks", "700")
-    code, out, _ = pagecast("replay", *options, "--replicates", "3", capsys=capsys)
+    code, out, _ = pagecast("replay", *options, "--replicates", "3", "--explain", capsys=capsys)
     assert code == 0
     assert "Intervals from 3 draws are rough: a 90% interval takes at least 20 draws" in out
     code, out, _ = pagecast("replay", *options, "--replicates", "3", "--json", capsys=capsys)

@@ -164,7 +164,7 @@ def test_tables_end_in_no_blanks_and_one_request_is_one(capsys: pytest.CaptureFi
         assert len(lines) > 5
         assert [line for line in lines if line != line.rstrip()] == []
     assert pagecast(["trace", "describe", "chat", "--limit", "1"]) == 0
-    assert capsys.readouterr().out.startswith("chat: 1 request\n")
+    assert capsys.readouterr().out.startswith("chat: 1 request in 1 session\n")
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,7 +77,7 @@ def test_a_plan_says_what_it_is_for_how_far_to_trust_it_and_what_was_not_served(
     assert len(answer["notes"]) == len(set(answer["notes"]))
     counts = [row["counts"] for row in answer["routers"]]
     assert [(each["completed"], each["rejected"]) for each in counts] == [(58, 2)] * 2
-    assert run(command) == 0
+    assert run([*command, "--explain"]) == 0
     printed = capsys.readouterr().out
     first = "chat: 60 requests on Qwen/Qwen3-8B, replicas of 1 x L40S, vLLM 0.33, costs roofline"
     assert printed.splitlines()[0] == first

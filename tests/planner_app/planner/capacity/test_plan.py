@@ -97,7 +97,7 @@ def test_the_table_says_what_is_admitted_what_breaks_and_what_binds_and_json_lik
         "highest request rate",
         "requests/s",
         " binds: at 25% more load ",
-        "static envelope: ",
+        "room by arithmetic: ",
         "not <",
         "replays",
     ):

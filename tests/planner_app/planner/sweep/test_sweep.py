@@ -338,13 +338,13 @@ def test_step_costs_are_named_and_where_they_differ_it_is_said(tmp_path, capsys)
     assert body["scenario"]["model"] == "Qwen/Qwen3-8B"
     for each in body["step_costs"]:
         assert f"{each['name']}: {each['expected_error']}" in body["notes"]
-    assert pagecast([*command, "gpu=H200,L40S", "--out", str(tmp_path)]) == 0
+    assert pagecast([*command, "gpu=H200,L40S", "--out", str(tmp_path), "--explain"]) == 0
     out = capsys.readouterr().out
     assert "0 trials replayed; 2 were in the folder already" in out
     assert "Its step costs are vllm-0.24-h200-qwen3-8b, others' are not." in out
     assert "note: Step costs differ within this sweep: vllm-0.24-h200-qwen3-8b (gpu H200, 1 trial), " in out
     assert "--costs roofline gives all trials the same method" in out
-    assert pagecast([*command, "block_size=16,32"]) == 0
+    assert pagecast([*command, "block_size=16,32", "--explain"]) == 0
     out = capsys.readouterr().out
     assert "with model Qwen/Qwen3-8B, gpu H200, tensor_parallel_size 1, engine vllm@0.33, step costs v" in out
     assert "Step costs fitted to" in out and "differ" not in out
@@ -366,7 +366,7 @@ def test_without_a_service_level_none_is_spoken_of(capsys):
     command = ["sweep", "chat", "--limit", "20", "--costs", "roofline", "--workers", "1"]
     assert pagecast([*command, "--set", "block_size=16,64"]) == 0
     assert "SLO" not in capsys.readouterr().out
-    assert pagecast([*command, "--set", "block_size=16,64", "--slo", "ttft_p99<10s"]) == 0
+    assert pagecast([*command, "--set", "block_size=16,64", "--slo", "ttft_p99<10s", "--explain"]) == 0
     assert "Pareto-optimal replicas, of those that meet the SLO in " in capsys.readouterr().out
 
 
@@ -376,7 +376,7 @@ def test_the_slos_own_terms_are_shown_and_the_cheapest_is_among_the_optimal(caps
     assert pagecast([*command, *space, "--slo", "ttft_p99<10s,tpot_p99<40ms", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert body["cheapest"]["number"] in [row["number"] for row in body["front"]]
-    assert pagecast([*command, *space, "--slo", "ttft_p99<10s,tpot_p99<40ms"]) == 0
+    assert pagecast([*command, *space, "--slo", "ttft_p99<10s,tpot_p99<40ms", "--explain"]) == 0
     out = capsys.readouterr().out
     assert "1 GPU; TTFT p99 " in out and ", TPOT p99 " in out.split("output tokens per s")[0]
     table = out.partition("Pareto-optimal replicas")[2].partition("what each knob")[0]
@@ -396,7 +396,7 @@ def test_a_level_that_no_scenario_meets_is_told_and_exit_code_1(capsys):
 def test_titles_of_tables_are_not_broken_on_a_narrow_terminal(capsys):
     command = ["sweep", "chat", "--limit", "40", "--costs", "roofline", "--workers", "1"]
     knobs = ["max_num_seqs=8,64", "block_size=16,32", "enable_prefix_caching=true,false"]
-    assert pagecast([*command, *[part for knob in knobs for part in ("--set", knob)]]) == 0
+    assert pagecast([*command, *[part for knob in knobs for part in ("--set", knob)], "--explain"]) == 0
     lines = capsys.readouterr().out.splitlines()
     front = lines[next(i for i, line in enumerate(lines) if line.startswith("Pareto-optimal")) + 1 :]
     titles = [line[:22].rstrip() for line in front[: front.index("")]]
@@ -430,7 +430,7 @@ def test_every_trial_is_shown_with_what_it_misses_and_the_cheapest_leaves_its_sc
     space = ["--set", "max_num_seqs=2,64", "--set", "gpu=H200,L4", "--model", "Qwen/Qwen3-8B"]
     assert pagecast([*command, *space, "--slo", "ttft_p99<2s,tpot_p99<40ms"]) == 0
     out = capsys.readouterr().out
-    rows = {line.split()[0]: line for line in out.partition("Pareto")[0].splitlines() if line[:1].isdigit()}
+    rows = {line.split()[0]: line for line in out.partition("\n\n")[2].splitlines() if line[:1].isdigit()}
     assert set(rows) == {"0", "1", "2", "3"}
     assert sum(line.endswith(" cheapest") for line in rows.values()) == 1
     assert any("misses ttft_p99 by " in line for line in rows.values())

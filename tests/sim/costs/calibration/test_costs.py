@@ -1,6 +1,7 @@
 """A calibration's file and the costs it gives: what they refuse, and that they are what was fitted."""
 
 import json
+import math
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.batch import Batch
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.choose import choose, costs_for
+from pagecast.sim.costs.calibration.draw import _heavy, _heavy_95
 from pagecast.sim.costs.calibration.file import Calibration, load, shipped
 from pagecast.sim.costs.calibration.misfit import difference
 from pagecast.sim.costs.calibration.target import Target
@@ -230,3 +232,8 @@ def test_step_times_of_runs_not_fitted_are_within_one_percent_in_all_and_two_by_
     assert abs(error(np.ones(len(table), bool))) < 0.01
     assert abs(error(~table.mixed)) < 0.02
     assert abs(error(table.mixed)) < 0.02
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3.5, 7, 40, 1000, math.inf])
+def test_the_quantile_behind_a_half_width_is_students(freedom: float) -> None:
+    assert _heavy_95(freedom) == pytest.approx(_heavy(0.95, freedom), rel=1e-5)

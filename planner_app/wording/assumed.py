@@ -1,0 +1,55 @@
+"""Sentences on what a forecast rests on: the engine's rules and defaults, and where step times come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pagecast.planner_app.wording.costs_name import costs_name
+from pagecast.planner_app.wording.engine_defaults import engine_defaults
+from pagecast.planner_app.wording.note_sentences import ENGINES
+from pagecast.sim.costs.calibration.draw import half_width_percent
+from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.note import Note
+from pagecast.sim.scenario import Scenario
+
+
+def assumed(scenario: Scenario, costs: StepCosts | None = None) -> list[str]:
+    """Two sentences: rules and defaults of the engine; origin and error of step times. Errors: BadInput.
+
+    `costs`: the step costs, where the scenario's own have been made already.
+    """
+    return [rules(scenario), step_times(scenario, costs or scenario.step_costs())]
+
+
+def rules(scenario: Scenario) -> str:
+    """`assumed: vLLM 0.33 defaults: max_num_seqs 1024, ...`."""
+    return f"assumed: {engine_defaults(scenario) or f'{scenario.profile.label}, all options given'}"
+
+
+def step_times(scenario: Scenario, costs: StepCosts) -> str:
+    """Where step times come from, and how far they may be off."""
+    within = f"step times within {half_width_percent(costs):.0f}% (90%)"
+    note = costs.expected_error()
+    if not isinstance(note, Note):
+        return f"{within}: {costs_name(costs.name)}"
+    version = str(note.figures.get("engine_version") or "")
+    ours = scenario.engine.partition("@")[2]
+    other = f", not {ours}" if version and ours and not version.startswith(ours) else ""
+    return f"{within}: {_origin(note, costs.name, other)}"
+
+
+def _origin(note: Note, name: str, other: str) -> str:
+    """Where step times come from; `other`: that they are of another version than the engine's rules."""
+    figures = note.figures
+    if note.code == "calibrated_costs":
+        return f"fitted to runs of {_engine(figures)}{other} ({costs_name(name)})"
+    if note.code == "measured_costs":
+        return f"from operations that NVIDIA measured on {figures['gpu']} with {_engine(figures)}{other}"
+    if note.code == "corrected_costs":
+        return f"measured operations, corrected by your results ({costs_name(name)})"
+    return "from published rates of the GPU, not measured"
+
+
+def _engine(figures: Mapping[str, Any]) -> str:
+    return f"{ENGINES.get(figures['engine'], figures['engine'])} {figures['engine_version']}"

@@ -1,0 +1,136 @@
+"""One screen: the first block of every command, on several inputs, is at most 12 lines of 100 columns.
+
+A block ends at an empty line. Its first lines hold the answer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pagecast.planner_app import console
+from pagecast.planner_app.cli import run
+from pagecast.planner_app.commands.screen import COLUMNS, LINES, show_block
+
+SMALL = ("chat", "--limit", "40")
+SLO = ("--slo", "ttft_p99<2s")
+PRICES = ("--price", "H200=4", "--price", "L4=1")
+GATE = """model: Qwen/Qwen3-8B
+gpu: H200
+max_num_seqs: {seqs}
+check:
+  trace: chat
+  limit: 40
+  slo: ttft_p99<1s, tpot_p95<50ms, goodput(ttft<1s,tpot<50ms)>0.98
+  limits: {{output_tokens_per_s: {{min: 1}}, token_hit_rate: {{min: 0.5}}, preemptions: {{max: 0}},
+    rejected: {{max: 0}}, evicted_blocks: {{max: 0}}, "ttft_s.mean": {{max: 9}}}}
+  regression: {{ttft_s.p99: 10}}
+"""
+COMMANDS = {
+    "replay": (("replay", *SMALL), "served all in"),
+    "replay, rejected": (("replay", *SMALL, "--max-model-len", "900"), "rejected"),
+    "replay, intervals": (("replay", *SMALL, "--replicates", "5"), "served all in"),
+    "replay, host tier": (
+        ("replay", *SMALL, "--num-gpu-blocks", "1500", "--kv-offloading-size", "8"),
+        "served all in",
+    ),
+    "replay, speculation": (("replay", *SMALL, "--speculative-config", "eagle:3:0.7"), "served all in"),
+    "replay, fleet": (("replay", *SMALL, "--replicas", "3", "--router", "cost"), "3 replicas"),
+    "replay, roofline": (("replay", *SMALL, "--gpu", "L4", "--max-model-len", "16384"), "served all in"),
+    "memory": (("memory", "--model", "Qwen/Qwen3-8B", "--gpu", "H200"), "starts; KV for 814,592 tokens"),
+    "memory, windows": (
+        ("memory", "--model", "openai/gpt-oss-20b", "--gpu", "H100", "--tensor-parallel-size", "2"),
+        "starts; KV for",
+    ),
+    "memory, does not start": (
+        ("memory", "--model", "Qwen/Qwen3-8B", "--gpu", "H200", "--gpu-memory-utilization", "1.0"),
+        "does not start",
+    ),
+    "sweep": (("sweep", *SMALL, "--set", "max_num_seqs=2,64", *SLO), "cheapest replica that meets"),
+    "sweep, nothing differs": (("sweep", *SMALL, "--set", "max_num_seqs=128,256"), "no value differs"),
+    "sweep, GPUs": (
+        ("sweep", *SMALL, "--set", "gpu=H200,L4", "--max-model-len", "16384", *SLO, *PRICES),
+        "cheapest replica that meets",
+    ),
+    "tune": (("tune", "block-size", *SMALL, "--static"), "take block_size"),
+    "tune, budget": (("tune", "hbm-budget", *SMALL, "--static"), "take gpu_memory_utilization"),
+    "plan": (("plan", *SMALL, *SLO, "--replicates", "0", "--workers", "1"), "take 1 replica"),
+    "plan, fleet": (
+        ("plan", *SMALL, *SLO, "--router", "cost", "--against", "round-robin", "--against", "llm-d"),
+        "take 1 replica behind",
+    ),
+    "trace describe": (("trace", "describe", "chat"), "chat"),
+    "hits": (("hits", *SMALL, "--capacity", "1000,3000"), "chat"),
+    "support MODEL": (("support", "Qwen/Qwen3-8B"), "Qwen/Qwen3-8B"),
+}
+
+
+def block(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The first block that a command prints."""
+    run(list(arguments))
+    return capsys.readouterr().out.partition("\n\n")[0].splitlines()
+
+
+def assert_one_screen(lines: list[str], answer: str) -> None:
+    assert lines, "nothing is printed"
+    assert len(lines) <= LINES
+    assert max(map(len, lines)) <= COLUMNS
+    assert any(word in line for line in lines[:3] for word in answer.split("|"))
+
+
+@pytest.mark.parametrize(("arguments", "answer"), COMMANDS.values(), ids=COMMANDS.keys())
+def test_the_first_block_is_one_screen_with_the_answer_on_top(
+    arguments: tuple[str, ...],
+    answer: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(console.out, "_width", COLUMNS)
+    assert_one_screen(block(arguments, capsys), answer)
+
+
+@pytest.mark.parametrize(
+    ("seqs", "answer"), [(128, "all 9 checks hold, 1 regression NOT compared"), (1, "failed")]
+)
+def test_a_gate_says_first_what_holds_and_what_was_not_compared(
+    seqs: int,
+    answer: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "gate.yaml").write_text(GATE.format(seqs=seqs))
+    monkeypatch.chdir(tmp_path)
+    lines = block(("check", "--scenario", "gate.yaml"), capsys)
+    assert max(map(len, lines)) <= COLUMNS
+    assert len(lines) <= LINES and "NOT compared (no --baseline)" in "".join(lines[:2])
+    assert answer in " ".join(lines[:2])
+
+
+def test_explain_prints_what_the_block_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["replay", *SMALL, "--explain"])
+    assert "failed allocations" in capsys.readouterr().out
+    run(["memory", "--model", "Qwen/Qwen3-8B", "--gpu", "H200", "--explain"])
+    assert "CUDA graphs" in capsys.readouterr().out
+
+
+def test_a_block_folds_its_answer_cuts_what_has_no_room_and_counts_the_notes_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    long = " ".join(["word"] * 40)
+    show_block([long, *["line"] * 8], [long, long], more=["fact"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == LINES and max(map(len, lines)) <= COLUMNS
+    assert lines[1].startswith("  word")
+    assert lines[-1].startswith("2 more notes: --explain")
+    show_block([long, *["line"] * 10])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == LINES and lines[0].endswith(" ...")
+
+
+def test_a_sweep_leaves_the_command_that_runs_its_winner(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = block(("sweep", *SMALL, "--set", "max_num_seqs=2,64", *SLO), capsys)
+    command = next(line for line in lines if line.startswith("run it: "))
+    assert command == "run it: pagecast replay chat --limit 40 --max-num-seqs 64"
+    assert run(command.split()[3:]) == 0
+    assert "served all" in capsys.readouterr().out
