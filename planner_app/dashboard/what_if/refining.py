@@ -38,7 +38,7 @@ from pagecast.sim.replay import Result
 from pagecast.traces.schema import Trace
 
 _TICK_S = 0.5
-FIRST_LOOK_S = 4.0  # longest that a session's first charts wait for the first answers
+FIRST_LOOK_S = 6.0  # longest that a session's first charts wait for the first answers
 _CHECKED = {check: knob for knob, check in choices.CHECKS.items()}
 _SLOTS = {
     **choices.SLOTS,
