@@ -193,8 +193,13 @@ class _Runs:
         return not rate or self.at(value, Load("rate", rate)).holds
 
     def takes_more(self, value: float, rate: float) -> bool:
-        """Whether a value takes more than the rate that another takes at most, as far as that is known."""
-        return self.lasting and rate > 0 and self.takes(value, rate * GRID**_RATE_STEP)
+        """Whether a value may take more than the rate that another takes at most; 0 where that takes none.
+
+        Brief loads do not tell.
+        """
+        if not self.lasting or self.rate is None:
+            return False
+        return not rate or self.takes(value, rate * GRID**_RATE_STEP)
 
     def keeps(self, value: float, users: int, rate: float) -> bool:
         """Whether a value keeps the SLO with so many users, and at a rate."""
@@ -237,7 +242,7 @@ def _by_budget(run: _Runs, own: float, values: Sequence[float]) -> Choice:
     largest = values[-1]
     if largest != own:
         more_users = not users or run.at(largest, _users(_more(users))).holds
-        more_rate = not rate or run.takes_more(largest, rate)
+        more_rate = run.takes_more(largest, rate)
         if (more_users or more_rate) and (not users or run.keeps(largest, users, rate)):
             top = largest
             load = max(run.users(largest), users) if more_users else users
@@ -297,7 +302,7 @@ def _by_size(run: _Runs, own: float, values: Sequence[float]) -> Choice:
         if not run.keeps(value, users, rate):
             continue
         more_users = run.at(value, _users(_more(users))).holds
-        more_rate = run.takes_more(value, rate)
+        more_rate = rate > 0 and run.takes_more(value, rate)
         admits = max(run.users(value), _more(users)) if more_users else users
         takes = max(run.most(value, users), rate) if more_rate else rate
         gains = admits / users * (takes / rate if rate else 1.0)

@@ -26,8 +26,11 @@ from pagecast.planner_app.dashboard.compare.table import table
 from pagecast.planner_app.dashboard.shell import replays, workload
 from pagecast.planner_app.dashboard.shell.cards import change
 from pagecast.planner_app.dashboard.shell.elements import plain
+from pagecast.planner_app.dashboard.shell.jobs import results
 from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import DEFAULTS, GENERATED, UPLOAD, PageView, command
+from pagecast.planner_app.dashboard.what_if.choices import key as choice_key
+from pagecast.planner_app.planner.tune.choice import BLOCK_SIZE, HBM, Choice, Standing
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.replay import replay
 from pagecast.traces.read import read
@@ -385,6 +388,23 @@ def test_the_tune_page_shows_progress_and_then_the_map_and_a_reason():
         test.run()
     assert any("block\\_size" in mark.value for mark in test.markdown)
     assert not test.error
+
+
+def test_the_tune_page_has_one_answer_to_each_question():
+    view = PageView.of({"requests": 20})
+    for knob, value in ((BLOCK_SIZE, 16.0), (HBM, 0.92)):
+        one = Standing(value, 10, 1.0, 1.0)
+        for lasting in (False, True):
+            results.put(choice_key(view, knob, lasting), Choice(knob, one, one, 10, (value,)))
+    test = page("tune", requests=20)
+    until = time.monotonic() + 60
+    while not all(results.get(("tune", knob, False, view["slo"], *view.key())) for knob in (BLOCK_SIZE, HBM)):
+        assert time.monotonic() < until
+        time.sleep(0.5)
+        test.run()
+    texts = [mark.value for mark in test.run().markdown]
+    for title in ("Block size:", "HBM budget:"):
+        assert sum(title in text for text in texts) == 1
 
 
 def test_the_tune_page_recommends_nothing_where_no_request_completes():

@@ -191,6 +191,9 @@ def test_two_sessions_do_not_see_each_other(visit: Visit, tmp_path: Path) -> Non
 def test_every_page_fits_its_window(visit: Visit, screenshots: Path, width: int, scheme: str) -> None:
     page = visit("/?requests=300&pin=on one L40S?requests=300%26gpu=L40S", width=width, scheme=scheme)
     expect(card(page, "TTFT")).to_be_visible()
+    if width < 768:  # the side bar does not lie over the page
+        bar = page.get_by_test_id("stSidebar").bounding_box()
+        assert bar["x"] + bar["width"] <= 0
     names = [link.inner_text() for link in page.get_by_role("navigation").get_by_role("link").all()]
     assert {"What-if", "Tune", "Compare"} <= set(names)
     for name in names:

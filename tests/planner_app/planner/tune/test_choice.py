@@ -111,9 +111,12 @@ def test_a_budget_in_force_that_takes_more_than_larger_ones_is_not_left_for_less
 
 
 def test_a_first_answer_does_not_advise_less_memory(trace) -> None:
-    """Brief loads do not fill a cache."""
+    """Brief loads do not fill a cache, and do not tell rates apart."""
     first = choose(trace, SMALL, HBM, SLO, lasting=False)
     assert first.best.value in (SMALL.gpu_memory_utilization, budgets(SMALL)[-1])
+    none = Told({0.5: (300, 0.0), 0.9: (300, 0.0), 0.95: (300, 3.0)})
+    none.lasting = False
+    assert not choice._by_budget(none, 0.9, (0.5, 0.9, 0.95)).changes
 
 
 def test_a_block_size_that_takes_more_of_one_load_and_less_of_the_other_is_not_best() -> None:
