@@ -1,7 +1,8 @@
 """Groups of layers that keep KV alike: their specifications, and the rules of each kind.
 
-A new kind of group is one class below and one line of `KINDS`. Memory, tiers and budgets ask these rules, and
-never which kind a group is. The kinds carry vLLM's names (`KVCacheSpecKind`).
+A new kind of group is one class below and one line of `KINDS`. Blocks, tiers and budgets ask these
+rules; only names of kinds in outputs, and their bytes (`sim/machine`), go by the kind itself. The kinds
+carry vLLM's names (`KVCacheSpecKind`).
 
 Source of the rules: vllm/v1/core/single_type_kv_cache_manager.py (0.24).
 """
@@ -149,7 +150,7 @@ class KindRules:
         return set()
 
     def leave_place(self, spec: GroupSpec, unit: int) -> int | None:
-        """The only such position, if there is one, and blocks were full long before; None: there are several.
+        """The only such position; None: there are several, or a block leaves as soon as it is full.
 
         For kinds that are `windowed`.
         """

@@ -1,6 +1,6 @@
 """Block keys: digests of scope, preceding tokens and own content.
 
-Keys are kept per segment, not per block. Within one span of content the blocks are numbered, so a prompt
+Keys are kept per segment, not per block. A segment's blocks go by their number in the sequence, so a prompt
 of ten thousand tokens that a trace describes by twenty content ids has twenty digests, not six hundred:
 
     tokens    |---- span A ----|------ span B ------|- output ...

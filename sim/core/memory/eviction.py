@@ -17,9 +17,9 @@ from pagecast.sim.core.retention import FOREVER
 class Eviction:
     """The order in which a pool's free extents are taken.
 
-    `leaves_first`: the order is that in which they became free, which the pool keeps by itself
-    (`ExtentPool`). Where it is False, they are added here (`RankedExtentPool`): `next` must return an extent
-    with `evictable() > 0`, and only `at_once` blocks of it are taken.
+    `leaves_first`: the order is that in which extents became free, a sequence's end before what it follows;
+    the pool keeps it by itself (`ExtentPool`). Where it is False, extents are added here
+    (`RankedExtentPool`): `next` must return one with `evictable() > 0`, and only `at_once` blocks are taken.
     `blanks_first`: blocks without findable content are taken before all others (vLLM).
     `ledger`: the accounts of the tenants that it is fair to; None: it does not tell tenants apart.
     """

@@ -267,7 +267,7 @@ class ExtentPool:
             _unlink(free)
 
     def _take_columns(self, free: Free, n: int) -> array[int]:
-        """Takes up to `n` blocks of extents that were freed together."""
+        """Takes `n` blocks of extents freed together, or begins to: `_take_begun` takes the rest."""
         extents = free.extents
         heard = self._heard or not self._blanks_first
         if extents[0].width == 1 and (heard or n < sum([len(extent.blocks) for extent in extents])):
@@ -429,7 +429,7 @@ class ExtentPool:
         """Takes a holder from extents, and gives the rows of `tail` back, which follow them.
 
         Returns how many blocks of the extents others hold. Group by group the last is freed first; blocks
-        without content go ahead of all others, the first of them foremost.
+        without content go ahead of all others, the table's last foremost.
         """
         freed = len(tail)
         shared = 0

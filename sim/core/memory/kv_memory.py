@@ -141,7 +141,7 @@ class KvMemory(OffloadableMemory):
         # Where blocks have levels, what leaves a window may go ahead of what is free.
         in_order = eviction.leaves_first and self.windows.leave_place is not None
         self.regular = equal and (in_order or not self._window_groups) and not scattered
-        # Nor does what cannot be found queue up behind it: the next that takes a block takes this one.
+        # Whether blocks that leave a window may have no content, so that the next allocation takes them.
         self.leaves_blanks = bool(self._window_groups) and (rules.keeps_boundaries or not self.caching)
         self._notes_junctions = rules.keeps_boundaries or scattered
         # Whether every group takes a block whenever a request begins one, and keeps it to the end.

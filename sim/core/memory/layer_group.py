@@ -1,7 +1,8 @@
 """Layer groups: what block tables do in layers that keep the same tokens.
 
-A hybrid model has several groups: layers with full attention, with a sliding window, with chunked local
-attention, with a recurrent state. Blocks that no layer of a group reads any more are null in its tables.
+A plain model has one group, a hybrid one several: layers with full attention, with a sliding window, with
+chunked local attention, with a recurrent state. Blocks that no layer of a group reads any more are null in
+its tables.
 
 Source: vllm/v1/core/single_type_kv_cache_manager.py (0.24).
 """

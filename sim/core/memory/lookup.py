@@ -1,4 +1,4 @@
-"""Lookups: prefix hits in models whose layers keep different tokens."""
+"""Lookups: the prefix that all groups of layers have. A plain model has one group."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Growth(Protocol):
 
 
 class Memory(Protocol):
-    """The blocks of one replica, `block_size` tokens each.
+    """The blocks of one replica. `block_size`: tokens for each block key; of a plain model, of each block.
 
     `caching`: whether content may be found again. `crossing_blocks`: blocks that a request may take when it
     begins one, in all groups. `recomputes_block`: every hit leaves out its last block. `writers`:

@@ -133,7 +133,7 @@ class Tables:
 
     def __init__(self, by_group: list[Table], nothing: array[int]) -> None:
         self.by_group = by_group
-        self.published = 0  # of so many tokens every full block is published
+        self.published = 0  # of so many tokens every full block is published; 0 makes a publisher look again
         self.pending = 0
         self.blocks = nothing
 
