@@ -436,11 +436,26 @@ class Lifecycle:
             finished = sorted([*finished, *early], key=admission_order)
         if running.output_at_end:
             finished.sort(key=arrival_order)
-        for request in finished:
-            self.finish(request, now)
+        for request in self._with_fillers(finished):
+            if request in finished:
+                self.finish(request, now)
+            else:
+                self.memory.publish(request, running.planned(request))
         if running.output_at_end and chunks:
             self._publish_prompts(chunks)
         return finished
+
+    def _with_fillers(self, finished: list[Request]) -> list[Request]:
+        """Requests that end, among those that filled a block with this plan and are in no plan after it.
+
+        Both publish with the commit, in the order of admission; others have done so with the next plan.
+        """
+        running = self.running
+        if not finished or running.output_at_end or not running.knows_ahead():
+            return finished
+        filled = running.decoders.crossing(running.tick)
+        full = [request for request in filled if running.knows(request) and request not in finished]
+        return sorted([*finished, *full], key=admission_order) if full else finished
 
     def _commit_chunks(self, chunks: tuple[Chunk, ...], now: int) -> None:
         running = self.running

@@ -83,7 +83,8 @@ def recorded(version: str, name: str, *, few: bool) -> Iterator[Decisions]:
     """Recorded runs of a family: the first, or the others. Only these are unpacked.
 
     Scenarios that once differed stand first: 139 of `mixed-disk` (a load leaves room for drafts of prompts
-    that its step completes) and 22 of `disk-events` (promotions taken note of at the end of a step).
+    that its step completes) and 22 of `disk-events` (promotions taken note of at the end of a step); of 0.31
+    161 of `hybrid-disk` and 164 of `disk-events` (a plan in between computes nothing, and its commit stores).
     """
     first = _few(version, name)
     runs = kept(version, name)
