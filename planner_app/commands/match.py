@@ -160,20 +160,22 @@ def _with_server(
             "of the server tell it"
         )
         return results, (text,) if results.trace.lengths_only else (), None
-    if scenario.enable_prefix_caching and rate >= _ALL_FOUND * most_hits(results.trace, scenario.block_size):
+    if scenario.enable_prefix_caching and rate >= _ALL_FOUND * most_hits(
+        results.trace, scenario.block_tokens
+    ):
         cold = replay(results.trace, scenario).summary["token_hit_rate"] or 0.0
         if rate > cold + _MORE_FOUND:
             # Prompts of unknown contents are parts of one text: what they share, all of it was in the cache.
             trace = results.trace
             if trace.lengths_only:
-                trace = with_hit_rate(trace, 1.0, block_tokens=scenario.block_size, even=True)
+                trace = with_hit_rate(trace, 1.0, block_tokens=scenario.block_tokens, even=True)
             return warmed(replace(results, trace=trace)), (), results
     if not results.trace.lengths_only:
         return results, (), None
     # What is shared, latencies tell: as much of each prompt, or a share of it.
     ways = [
         replace(
-            results, trace=with_hit_rate(results.trace, rate, block_tokens=scenario.block_size, even=even)
+            results, trace=with_hit_rate(results.trace, rate, block_tokens=scenario.block_tokens, even=even)
         )
         for even in (True, False)
     ]

@@ -247,6 +247,13 @@ def _sliding_windows(f: Mapping[str, Any]) -> str:
     )
 
 
+def _context_parallel(f: Mapping[str, Any]) -> str:
+    return (
+        f"Decode context parallelism over {f['ranks']} GPUs counts in memory and in decisions; step times "
+        "are those without it, in which each GPU reads the whole context and exchanges nothing for it."
+    )
+
+
 def _blocks_given(f: Mapping[str, Any]) -> str:
     verb = "is" if len(f["unused"]) == 1 else "are"
     return f"num_gpu_blocks is set to {f['blocks']:,}, so {' and '.join(f['unused'])} {verb} not used."
@@ -289,6 +296,7 @@ _SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "workload_redrawn": _workload_redrawn,
     "beyond_model_length": _beyond_model_length,
     "sliding_windows": _sliding_windows,
+    "context_parallel": _context_parallel,
     "speculation": _speculation,
     "no_acceptance": _no_acceptance,
     "blocks_given": _blocks_given,

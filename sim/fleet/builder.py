@@ -53,7 +53,7 @@ class Builder:
         spec = self._spec(scenario)
         if role != "both" and not scenario.enable_prefix_caching:
             raise BadInput("fleet: disaggregation needs prefix caching")
-        feed: Feed = self._prompts.feed(scenario.block_size, spec.key_lookahead)
+        feed: Feed = self._prompts.feed(scenario.block_tokens, spec.key_lookahead)
         inbox = (Inbox if role == "both" else HandoffInbox)(on_end, on_fail)
         if role != "both":
             feed = HandoffFeed(feed)
@@ -72,11 +72,11 @@ class Builder:
         """Tells an index what a member stores and evicts."""
         scenario = member.scenario
         remedy = self._parts.without_events
-        if self._block_size not in (0, scenario.block_size):
+        if self._block_size not in (0, scenario.block_tokens):
             raise BadInput(
                 f"an index fed by events needs one block size; give all groups the same, or {remedy}"
             )
-        self._block_size = scenario.block_size
+        self._block_size = scenario.block_tokens
         try:
             member.scheduler.memory.watch(events.feed(member.number, member.changed_ns))
         except BadInput as error:

@@ -125,7 +125,7 @@ class _FleetRun:
         self.settings = settings
         self.env = simpy.Environment()
         prompts = Prompts(trace, scenario)
-        router, parts = make(settings.router, scenario.seed, settings.scenarios(scenario)[0][1].block_size)
+        router, parts = make(settings.router, scenario.seed, settings.scenarios(scenario)[0][1].block_tokens)
         more = {
             "hop_ns": round(settings.router.hop_s * NS),
             "most_retries": settings.retries.most,
@@ -139,7 +139,7 @@ class _FleetRun:
             chosen = RouterSettings.model_validate({"policy": apart.decode_router})
             if KINDS.get(apart.decode_router, KINDS["random"]).index == "events":
                 raise BadInput(f"decode_router {apart.decode_router}: its index of events is for prefill")
-            decode, _ = make(chosen, scenario.seed + 1, settings.scenarios(scenario)[0][1].block_size)
+            decode, _ = make(chosen, scenario.seed + 1, settings.scenarios(scenario)[0][1].block_tokens)
             self.fleet = DisaggregatedFleet(self.env, arrivals(trace), prompts, router, decode, apart, **more)
         self._builder = Builder(
             self.env,

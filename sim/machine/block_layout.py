@@ -6,7 +6,7 @@ equally many layers of one kind, the last one padded, so that any block can serv
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, lcm
 
 from pagecast.sim.core.errors import BadInput
@@ -138,12 +138,33 @@ def model_layout(
     tensor_parallel_size: int = 1,
     kv_cache_dtype: str = "auto",
     disable_hybrid_kv_cache_manager: bool = False,
+    context_ranks: int = 1,
 ) -> BlockLayout:
     """The layout of a model's KV on one GPU of `tensor_parallel_size`.
 
-    `disable_hybrid_kv_cache_manager`: every layer keeps every token, in one group. Errors: BadInput for an
-    unknown dtype.
+    `disable_hybrid_kv_cache_manager`: every layer keeps every token, in one group. `context_ranks`: so many
+    of the GPUs share each sequence, with `block_size` tokens of a block on each (vLLM's decode context
+    parallelism: `resolve_dcp_kv_block_size`). Errors: BadInput for an unknown dtype, and for ranks that the
+    model cannot have.
     """
+    if context_ranks == 1:
+        return _whole_layout(
+            model, block_size, tensor_parallel_size, kv_cache_dtype, one_group=disable_hybrid_kv_cache_manager
+        )
+    model.check_context_ranks(tensor_parallel_size, context_ranks)
+    layout = _whole_layout(
+        model, block_size, tensor_parallel_size, kv_cache_dtype, one_group=disable_hybrid_kv_cache_manager
+    )
+    if not layout.plain:
+        raise BadInput(f"decode context parallelism of {model.name}, whose layers differ, is not simulated")
+    tokens = block_size * context_ranks
+    return replace(layout, specs=(replace(layout.specs[0], block_size=tokens),), block_size=tokens)
+
+
+def _whole_layout(
+    model: ModelFacts, block_size: int, tensor_parallel_size: int, kv_cache_dtype: str, *, one_group: bool
+) -> BlockLayout:
+    """The layout where each GPU has all tokens."""
     compressed = model.attention.compressed
     if compressed:
         pages = tuple(
@@ -154,7 +175,7 @@ def model_layout(
     groups = model.kv_groups(tensor_parallel_size, kv_cache_dtype)
     if model.recurrent is not None:
         return _with_states(model, groups, block_size, tensor_parallel_size, kv_cache_dtype)
-    if disable_hybrid_kv_cache_manager and len(groups) > 1:
+    if one_group and len(groups) > 1:
         layers = sum(group.layers for group in groups)
         elements = sum(group.layers * group.elements_per_token for group in groups) / layers
         groups = (KvGroup(0, layers, elements, index_bytes=sum(group.index_bytes for group in groups)),)

@@ -148,7 +148,8 @@ class HbmBudget:
 class BudgetOptions:
     """The engine's options that its memory depends on.
 
-    `moe_data_parallel_size`: ranks of `tensor_parallel_size` GPUs that share experts. Of the three limits the
+    `moe_data_parallel_size`: ranks of `tensor_parallel_size` GPUs that share experts. `context_ranks`: the
+    GPUs among those that share a sequence's tokens. Of the three limits the
     lesser wins; with none given, `gpu_memory_utilization` is 0.9. `static_fraction`: that is a fraction of
     what is free before loading, for weights and KV alone (SGLang's `mem_fraction_static`). `held_batches`:
     layers with a window hold the tokens of so many steps beside it. `sequence_tokens`: the length of the
@@ -157,6 +158,7 @@ class BudgetOptions:
 
     tensor_parallel_size: int = 1
     moe_data_parallel_size: int = 1
+    context_ranks: int = 1
     gpu_memory_utilization: float | None = None
     free_gpu_memory_fraction: float | None = None
     kv_tokens: int | None = None
@@ -202,6 +204,7 @@ class BudgetOptions:
             tensor_parallel_size=self.tensor_parallel_size,
             kv_cache_dtype=self.kv_cache_dtype,
             disable_hybrid_kv_cache_manager=self.disable_hybrid_kv_cache_manager,
+            context_ranks=self.context_ranks,
         )
 
 
@@ -282,7 +285,7 @@ def _bytes_per_token(
     reserved = blocks * layout.block_bytes + usable * _TABLE_ENTRY_BYTES
     return BytesPerToken(
         sequence_tokens=tokens,
-        theoretical=theoretical / tokens,
+        theoretical=theoretical / tokens / options.context_ranks,
         allocated=blocks_each * (layout.block_bytes + _TABLE_ENTRY_BYTES) / tokens,
         admissible=reserved / whole if whole else float("inf"),
     )

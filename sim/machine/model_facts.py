@@ -443,6 +443,27 @@ class ModelFacts:
                 f"{self.vocab} tokens and is padded to a multiple of {_VOCAB_STEP}"
             )
 
+    def check_context_ranks(self, tensor_parallel_size: int, ranks: int) -> None:
+        """Errors: `BadInput` where so many of the GPUs cannot share a sequence's tokens.
+
+        As vLLM has it (config/parallel.py; config/model.py, `verify_with_parallel_config`).
+        """
+        tp, a = tensor_parallel_size, self.attention
+        start = f"decode_context_parallel_size {ranks}"
+        if tp % ranks:
+            raise BadInput(f"{start} does not divide tensor_parallel_size {tp}")
+        if a.mla is not None:
+            return
+        if tp // a.kv_heads < ranks:
+            raise BadInput(
+                f"{start} needs a tensor_parallel_size of at least {ranks * a.kv_heads}, as {self.name} has "
+                f"{a.kv_heads} KV heads; it is {tp}"
+            )
+        if a.heads // a.kv_heads % ranks:
+            raise BadInput(
+                f"{start} does not divide the {a.heads // a.kv_heads} query heads per KV head of {self.name}"
+            )
+
 
 def local_heads(heads: int, tensor_parallel_size: int) -> int:
     """KV heads on one of so many GPUs: each has one at least."""

@@ -49,7 +49,7 @@ def _outside(served: Served, table: pd.DataFrame) -> str | None:
         if len(accepted_rows)
         else 0
     )
-    recorder, block_size = served.recorder, served.spec.scenario.block_size
+    recorder, block_size = served.recorder, served.spec.scenario.block_tokens
     return served.spec.costs.outside(context, recorder.most_tokens, recorder.most_requests, block_size)
 
 
@@ -60,6 +60,7 @@ def spec_notes(trace: Trace, spec: ReplicaSpec, table: pd.DataFrame) -> tuple[st
     texts = [
         _too_long(scenario, longest),
         _windows(spec),
+        _context_parallel(scenario),
         *_override(scenario),
         *memory_notes(scenario),
         _speculation(scenario),
@@ -81,6 +82,12 @@ def _windows(spec: ReplicaSpec) -> Note | None:
     if spec.blocks_per_block == 1.0 or spec.limits.groups:
         return None
     return Note("sliding_windows", model=spec.scenario.model, blocks_per_block=spec.blocks_per_block)
+
+
+def _context_parallel(scenario: Scenario) -> Note | None:
+    """A note on step costs, which do not know of decode context parallelism."""
+    ranks = scenario.context_ranks
+    return Note("context_parallel", ranks=ranks) if ranks > 1 else None
 
 
 def _speculation(scenario: Scenario) -> Note | None:

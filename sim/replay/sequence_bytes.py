@@ -13,10 +13,10 @@ def bytes_per_sequence(lengths: list[int], scenario: Scenario) -> float:
     tp = scenario.tensor_parallel_size
     if not lengths:
         return 0.0
-    size = scenario.block_size
+    size = scenario.block_tokens
     whole, counts = np.unique(-(-np.array(lengths) // size) * size, return_counts=True)
     each = [_sequence_bytes(model, tokens, scenario) for tokens in whole.tolist()]
-    return float(np.dot(each, counts)) * tp / len(lengths)
+    return float(np.dot(each, counts)) * tp / len(lengths) / scenario.context_ranks
 
 
 def _sequence_bytes(model: ModelFacts, tokens: int, scenario: Scenario) -> int:

@@ -23,5 +23,5 @@ def blocks_per_block(workload: Workload, scenario: Scenario) -> float:
     unit = unit_tokens(layout.specs)
     unique, counts = np.unique(-(-lengths // unit), return_counts=True)
     total_blocks = sum(layout.blocks_of(int(n) * unit) * int(k) for n, k in zip(unique, counts, strict=True))
-    whole = int((-(-lengths // scenario.block_size)).sum())
+    whole = int((-(-lengths // scenario.block_tokens)).sum())
     return total_blocks / whole

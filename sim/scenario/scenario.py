@@ -398,7 +398,7 @@ class Scenario:
         self._check_engine()
         limits = Limits(
             num_blocks=num_blocks,
-            block_size=unit_tokens(groups) if groups else self.block_size,
+            block_size=unit_tokens(groups) if groups else self.block_tokens,
             groups=groups,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
@@ -435,6 +435,8 @@ class Scenario:
     def host_tier(self) -> HostTierSpec | None:
         """The host tier; None where KV is not offloaded. Errors: BadInput for a size that does not fit."""
         if self.host is not None:
+            if self.context_ranks > 1:
+                raise BadInput("a host tier with decode context parallelism is not simulated")
             return self.host.spec(self.block_size, self.layout().block_bytes * self.tensor_parallel_size)
         if "secondary_tiers" in self.given:
             raise BadInput("secondary_tiers needs a host tier in front: give kv_offloading_size")
@@ -467,7 +469,7 @@ class Scenario:
         """The time that a token's KV takes from or to host memory, on all GPUs; 0 without swapping."""
         if not isinstance(self.preemption, Swap):
             return 0.0
-        return self.layout().block_bytes / self.block_size / self.preemption.gb_per_s
+        return self.layout().block_bytes / self.block_tokens / self.preemption.gb_per_s
 
     def scrub_ns_per_block(self) -> float:
         """The time to overwrite a block, on all GPUs at once; 0 where none is overwritten."""
@@ -531,7 +533,7 @@ class Scenario:
 
         rules = CacheRules(
             self.cache,
-            recompute=recompute_ns(costs, self.block_size),
+            recompute=recompute_ns(costs, self.block_tokens),
             prefill_ns=prefill_ns(costs, self.max_num_batched_tokens),
             outputs=outputs,
         )
@@ -547,7 +549,18 @@ class Scenario:
             tensor_parallel_size=self.tensor_parallel_size,
             kv_cache_dtype=self.kv_dtype,
             disable_hybrid_kv_cache_manager=self.disable_hybrid_kv_cache_manager,
+            context_ranks=self.context_ranks,
         )
+
+    @property
+    def context_ranks(self) -> int:
+        """The GPUs that share a sequence's tokens (vLLM's decode context parallelism)."""
+        return 1 if self.vllm is None else self.vllm.decode_context_parallel_size
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block as the scheduler counts them, on all GPUs that share a sequence."""
+        return self.block_size * self.context_ranks
 
     def blocks(self) -> int:
         """The engine's usable KV blocks, each of one group of layers."""

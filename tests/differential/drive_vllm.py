@@ -267,7 +267,12 @@ def group_spec(group: Row, config: Row) -> KVCacheSpec:
     """vLLM's specification of one KV group."""
     if group.get("state"):
         return state_spec(group, config)
-    sizes = {"block_size": group["block_size"], "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    sizes = {
+        "block_size": group["block_size"] // ranks_of(config),
+        "num_kv_heads": 1,
+        "head_size": 1,
+        "dtype": torch.float32,
+    }
     if "window" in group:
         return SlidingWindowSpec(sliding_window=group["window"], **sizes)
     if "chunk" in group:
@@ -287,6 +292,11 @@ def state_spec(group: Row, config: Row) -> MambaSpec:
     return MambaSpec(block_size=size, shapes=((1,),), dtypes=(torch.float32,), **more)
 
 
+def ranks_of(config: Row) -> int:
+    """The GPUs that share a sequence's tokens: each has its part of a block."""
+    return int(config.get("decode_context_parallel_size", 1))
+
+
 def drafts_of(config: Row) -> int:
     """Draft tokens of a step at most."""
     return int(config.get("speculative_config", {}).get("num_speculative_tokens", 0))
@@ -301,7 +311,7 @@ def caches_states(config: Row) -> bool:
 def aligned_tokens(config: Row) -> int:
     """The tokens of which vLLM's hits are multiples: the least common multiple of all block sizes."""
     groups = [group_spec(group, config) for group in config.get("kv_groups", [config])]
-    return lcm(*(group.block_size for group in groups))
+    return lcm(*(group.block_size for group in groups)) * ranks_of(config)
 
 
 # Since 0.33 a block's hash may cover the tokens that a drafter reads ahead.
@@ -362,7 +372,7 @@ def make_scheduler(config: Row, folder: Path) -> Scheduler:
         **{name: config[name] for name in SETTINGS if name in config and name in known},
     )
     cache = CacheConfig(
-        block_size=config["block_size"],
+        block_size=config["block_size"] // ranks_of(config),
         gpu_memory_utilization=0.9,
         cache_dtype="auto",
         enable_prefix_caching=config["enable_prefix_caching"],
@@ -373,6 +383,7 @@ def make_scheduler(config: Row, folder: Path) -> Scheduler:
         cache_config=cache,
         device_config=DeviceConfig(device="cpu"),
     )
+    whole.parallel_config.decode_context_parallel_size = ranks_of(config)
     if "max_loras" in config:
         whole.lora_config = object.__new__(LoRAConfig)
         whole.lora_config.max_loras = config["max_loras"]

@@ -39,6 +39,8 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "mixed-tuned": (*ALL_BUT_A_TIER, "tuned"),
     "tuned-offloading": ("offloading", "tuned"),
     "queued": ("queued",),
+    "context-parallel": ("ranks",),
+    "context-parallel-speculation": ("ranks", "speculation"),
     "encoder": ("encoder",),
     "encoder-cancelled": ("encoder", "cancelled"),
     "encoder-speculation": ("encoder", "speculation"),

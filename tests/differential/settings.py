@@ -1,6 +1,7 @@
 """Settings of the scheduler that most servers leave alone, for random scenarios.
 
-`tune(spec, seed)` and `limit_queue(spec, seed)` add options to `config`, by their names in vLLM.
+`tune(spec, seed)`, `limit_queue(spec, seed)` and `share_context(spec, seed)` add options to `config`, by
+their names in vLLM.
 """
 
 from __future__ import annotations
@@ -60,4 +61,13 @@ def limit_queue(spec: Spec, seed: int) -> Spec:
     if kind != 0:
         total = sum(request["input_tokens"] for request in spec["requests"])
         spec["config"]["max_num_queued_tokens"] = 1 + draw.randrange(max(total // 4, 1))
+    return spec
+
+
+def share_context(spec: Spec, seed: int) -> Spec:
+    """Draws how many GPUs share a sequence's tokens. `block_size` counts those of a block on all of them."""
+    draw = random.Random(f"ranks {seed}")
+    config = spec["config"]
+    fitting = [ranks for ranks in (2, 4, 8) if config["block_size"] % ranks == 0]
+    config["decode_context_parallel_size"] = draw.choice(fitting) if fitting else 1
     return spec

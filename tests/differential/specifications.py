@@ -20,7 +20,7 @@ from typing import Any
 
 from extra_keys import encode, tell_apart
 from host_tier import add_disk, fail_loads, fail_reads, offload, stop_early
-from settings import limit_queue, tune
+from settings import limit_queue, share_context, tune
 from speculation import place_drafter, speculate
 
 Spec = dict[str, Any]
@@ -50,6 +50,7 @@ FEATURES = {
     "cancelled": cancel,
     "tuned": tune,
     "queued": limit_queue,
+    "ranks": share_context,
     "encoder": encode,
     "drafter": place_drafter,
 }

@@ -56,6 +56,8 @@ SETTINGS = (
     "hybrid-tuned",
     "mixed-tuned",
     "queued",
+    "context-parallel",
+    "context-parallel-speculation",
     "encoder",
     "encoder-cancelled",
     "encoder-speculation",

@@ -1,5 +1,6 @@
 """A scenario file says what it means, or is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,45 @@ def test_a_change_is_checked() -> None:
         Scenario().changed(block_size=0)
     with pytest.raises(BadInput, match="did you mean max_num_seqs"):
         Scenario().changed(max_num_seq=3)
+
+
+LATENT = {"model": "deepseek-ai/DeepSeek-V3", "gpu": "B200", "tensor_parallel_size": 8}
+
+
+def test_gpus_that_share_a_context_hold_so_many_times_the_tokens():
+    alone, shared = Scenario(**LATENT), Scenario(**LATENT, decode_context_parallel_size=8)
+    assert shared.limits() == replace(
+        alone.limits(), block_size=8 * alone.limits().block_size, engine=shared.vllm
+    )
+    one, eight = alone.budget(), shared.budget()
+    assert one is not None and eight is not None
+    assert eight.kv_bytes == one.kv_bytes
+    assert eight.kv_tokens == 8 * one.kv_tokens
+    assert eight.bytes_per_token.theoretical == one.bytes_per_token.theoretical / 8
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({**LATENT, "decode_context_parallel_size": 3}, "3 does not divide tensor_parallel_size 8"),
+        (
+            {"tensor_parallel_size": 8, "decode_context_parallel_size": 2},
+            "tensor_parallel_size of at least 16",
+        ),
+        (
+            {**LATENT, "decode_context_parallel_size": 8, "kv_offloading_size": 8.0},
+            "a host tier with decode context parallelism is not simulated",
+        ),
+        (
+            {
+                "model": "openai/gpt-oss-120b",
+                "tensor_parallel_size": 16,
+                "decode_context_parallel_size": 2,
+            },
+            "whose layers differ, is not simulated",
+        ),
+    ],
+)
+def test_ranks_that_cannot_share_a_context_are_refused(options, problem):
+    with pytest.raises(BadInput, match=problem):
+        Scenario(**options).limits()

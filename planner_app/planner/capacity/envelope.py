@@ -124,7 +124,7 @@ def envelope(
     trace: Trace, scenario: Scenario, slo: Slo, *, costs: StepCosts | None = None, overflow: float = OVERFLOW
 ) -> Envelope:
     """The static envelope of a trace on a server. Errors: BadInput where no KV block fits."""
-    size = scenario.block_size
+    size = scenario.block_tokens
     scenario.limits()
     pool = max(int(scenario.blocks() / blocks_per_block(TraceWorkload(trace), scenario)), 1)
     blocks = blocks_in_use(trace, size)

@@ -91,7 +91,7 @@ def tables(result: Result) -> dict[str, Figure]:
     groups of layers. `lookup_blocks`: full blocks of a prompt, each hashed and looked up; `lookup_s`: the
     host time that the step costs charge for that.
     """
-    scenario, size = result.scenario, result.scenario.block_size
+    scenario, size = result.scenario, result.scenario.block_tokens
     done = result.requests[result.requests["state"] == "completed"]
     if not len(done):
         return dict.fromkeys(TABLES)

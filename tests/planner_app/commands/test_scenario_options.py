@@ -69,6 +69,7 @@ GIVEN: dict[str, Any] = {
     "watermark": 0.05,
     "scheduler_reserve_full_isl": False,
     "prefill_schedule_interval": 4,
+    "decode_context_parallel_size": 2,
     "max_num_queued_reqs": 100,
     "max_num_queued_tokens": 100_000,
     "encoder_tokens": 4096,

@@ -30,6 +30,7 @@ CHOICES = {
     "disable_hybrid_kv_cache_manager": [True],
     "max_loras": [1, 4],
     "watermark": [0.05],
+    "decode_context_parallel_size": [2],
     "scheduler_reserve_full_isl": [False],
     "long_prefill_token_threshold": [512],
     "max_num_scheduled_tokens": [1024],

@@ -19,6 +19,7 @@ FIGURES = {
     "few_draws": {"draws": 3, "enough": 20},
     "beyond_model_length": {"model": "m", "longest_tokens": 50_000, "model_tokens": 40_960},
     "sliding_windows": {"model": "m", "blocks_per_block": 1.5},
+    "context_parallel": {"ranks": 8},
     "blocks_given": {"blocks": 99, "unused": ("kv_tokens",)},
     "blocks_beyond_memory": {"blocks": 99, "most_blocks": 9, "gpus": 1, "gpu": "g", "model": "m"},
     "out_of_memory": {"gpu": "L4", "limit": "gpu_memory_utilization 0.95", "missing_gib": 0.19},

@@ -48,6 +48,12 @@ class VllmSettings:
         "vllm: requests are rejected while prompts without a first token have so many tokens", None, ge=0
     )
 
+    decode_context_parallel_size: int = option(
+        "vllm: GPUs among those of tensor_parallel_size that share a sequence's tokens: a block holds "
+        "block_size tokens on each",
+        1,
+        ge=1,
+    )
     encoder_tokens: int | None = option(
         "vllm: tokens of images that a step encodes and the encoder's cache holds "
         "(default: max_num_batched_tokens, or the trace's longest image)",
