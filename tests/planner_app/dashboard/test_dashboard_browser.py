@@ -197,6 +197,8 @@ def test_every_page_fits_its_window(visit: Visit, screenshots: Path, width: int,
     names = [link.inner_text() for link in page.get_by_role("navigation").get_by_role("link").all()]
     assert {"What-if", "Tune", "Compare"} <= set(names)
     for name in names:
+        if (opener := page.get_by_test_id("stExpandSidebarButton")).is_visible():
+            opener.click()
         page.get_by_role("link", name=name).click()
         expect(page.locator(DRAWN).first).to_be_visible(timeout=60_000)
         page.wait_for_timeout(1000)
