@@ -106,14 +106,20 @@ def check_command(ask: CheckOptions, many: Many, output: Explained) -> None:
     if before is not None or write_baseline is None:
         notes.extend(_notes(file, before, facts["costs"]))
     notes.extend((*trace.notes, *filter(None, [idle_note(trace, file.scenario)]), facts["expected_error"]))
+    interrupted = False
     if before is not None or write_baseline is not None:
         if many.workers is None and result.summary["wall_s"] * file.check.draws < _SHORT_S:
             many = many.model_copy(update={"workers": 1})
-        with executor(many) as run:
-            regressions, left_out = _compare(file, trace, result, before, write_baseline, run)
-        findings += regressions
-        notes = [*left_out, *notes]
-    uncompared = len(file.check.regression) if before is None and write_baseline is None else 0
+        try:
+            with executor(many) as run:
+                regressions, left_out = _compare(file, trace, result, before, write_baseline, run)
+            findings += regressions
+            notes = [*left_out, *notes]
+        except KeyboardInterrupt:  # what one replay tells is known
+            interrupted = True
+            notes = ["interrupted: regressions were not compared", *notes]
+    left = interrupted or (before is None and write_baseline is None)
+    uncompared = len(file.check.regression) if left else 0
     if junit is not None:
         write_junit(junit, str(scenario), findings, time.perf_counter() - start, facts)
     if markdown is not None:
@@ -138,8 +144,10 @@ def check_command(ask: CheckOptions, many: Many, output: Explained) -> None:
             about = step_times(file.scenario, file.scenario.step_costs())
             told = [note for note in notes if note != facts["expected_error"]]
             show_answer(str(scenario), findings, told, _served(facts, costs=False), about, uncompared)
-        if write_baseline is not None:
+        if write_baseline is not None and not interrupted:
             console.out.print(f"baseline written to {write_baseline}", soft_wrap=True)
+    if interrupted:
+        raise typer.Exit(130)
     if not all(finding.holds for finding in findings):
         raise typer.Exit(1)
 

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import with_options
-from pagecast.planner_app.commands.output import Output
+from pagecast.planner_app.commands.output import Explained
 from pagecast.planner_app.commands.scenario_options import GivenScenario, ScenarioOnly, started
+from pagecast.planner_app.commands.screen import LINES, clipped, folded, show_block, show_notes
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.wording.accuracy import corrections_lines
-from pagecast.planner_app.wording.server_figures import figure, percent, title
+from pagecast.planner_app.wording.server_figures import figure, percent, title, verdict
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import own_folder
 from pagecast.sim.costs.measured.corrections import read_corrections
 from pagecast.sim.fitting.explain import WARM, Explanation, Fact, Setup, distance, warmed
 from pagecast.sim.fitting.match import MATCHING, Match, match
 from pagecast.sim.replay.simulation import replay
-from pagecast.sim.runs.bench_results import BenchResults, read_results
+from pagecast.sim.runs.bench_results import BenchResults, model_named, read_results
 from pagecast.sim.runs.forecast import scenario_of
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.server_forecast import forecast_of_metrics
@@ -32,6 +34,10 @@ from rich.table import Table
 _OF_SERVER = ("hit_rate", "preemptions")  # what metrics add to a benchmark's results
 _ALL_FOUND = 0.9  # of the most that prompts can hit: all of them were in the cache before
 _MORE_FOUND = 0.1  # hits beyond those of an empty cache
+_MOST_ROWS = 6  # of figures, in the answer
+_SAME_FACTOR = 5e-4  # by which a factor of step times must differ from 1 to be one
+_SAME_S = 5e-6  # seconds that a step must take longer
+_UNCHANGED = "no calibration is written: step times need no correction"
 _SAME_BLOCKS = 0.02  # predictions of KV blocks are as close
 
 
@@ -66,7 +72,7 @@ class MatchOptions(Options):
 
 
 @with_options
-def match_command(arguments: ScenarioOnly, ask: MatchOptions, output: Output) -> None:
+def match_command(arguments: ScenarioOnly, ask: MatchOptions, output: Explained) -> None:
     """Sets a measurement beside its forecast, tells what explains the difference, and writes a calibration.
 
     The scenario is that of the start script (--launch), of the start-up log (--log), or given by options.
@@ -77,6 +83,7 @@ def match_command(arguments: ScenarioOnly, ask: MatchOptions, output: Output) ->
         raise BadInput("give --results FILE of a benchmark, --metrics FILE of the server, or both")
     if ask.out is not None:
         console.check_place("--out", ask.out)
+    arguments = _with_model(ask, arguments)
     scenario, notes = _scenario(ask, arguments)
     stated = scenario if arguments.log is None else started(arguments, measured=False)[0]
     server = read_metrics(*ask.metrics, seconds=ask.seconds) if ask.metrics else None
@@ -105,15 +112,22 @@ def match_command(arguments: ScenarioOnly, ask: MatchOptions, output: Output) ->
             known=[cause for cause, told in known.items() if told],
             progress=update,
         )
-    found.corrections.save(where)
+    if _changes(found):
+        found.corrections.save(where)
     notes += more
     if output.json_only:
-        console.print_json({**as_dict(found), "notes": list(notes), "file": str(where)})
+        console.print_json(
+            {**as_dict(found), "notes": list(notes), "file": str(where) if _changes(found) else None}
+        )
         return
-    for note in notes:
-        console.out.print(f"note: {note}", soft_wrap=True, markup=False, highlight=False)
+    changed = _changes(found)
+    taken = f"written to {where}: --costs {ask.out or name} takes it" if changed else _UNCHANGED
+    if not output.explain:
+        show_answer(found, notes, taken)
+        return
+    show_notes(notes)
     show(found)
-    console.out.print(f"written to {where}: --costs {ask.out or name} takes it", soft_wrap=True, markup=False)
+    console.out.print(taken, soft_wrap=True)
 
 
 def _place(path: Path) -> Path:
@@ -121,6 +135,23 @@ def _place(path: Path) -> Path:
     if path.exists() and read_corrections(path) is None:
         raise BadInput(f"{path}: is there, and no calibration of this kind; give another --name or --out")
     return path
+
+
+def _with_model(ask: MatchOptions, arguments: GivenScenario) -> GivenScenario:
+    """The options with the model that the results name, where nothing else names one."""
+    starts = [start for start in (arguments.launch, arguments.log) if start is not None]
+    named = arguments.scenario is not None or "model" in arguments.fields
+    if named or ask.results is None or any("model" in start.fields for start in starts):
+        return arguments
+    if ask.results.is_dir():
+        if not starts:
+            return arguments  # the run is the scenario
+        model: str | None = scenario_of(RecordedRun.load(ask.results), "roofline").model
+    else:
+        model = model_named(ask.results)
+    if model is None:
+        return arguments
+    return replace(arguments, fields={**arguments.fields, "model": model})
 
 
 def _scenario(ask: MatchOptions, arguments: GivenScenario) -> tuple[Scenario, tuple[str, ...]]:
@@ -229,7 +260,9 @@ def _of_server(
     return known if blocks is None else {"num_gpu_blocks": float(blocks), **known}
 
 
-def _metrics_alone(server: ServerFigures, scenario: Scenario, notes: tuple[str, ...], output: Output) -> None:
+def _metrics_alone(
+    server: ServerFigures, scenario: Scenario, notes: tuple[str, ...], output: Explained
+) -> None:
     """Metrics without results: means beside a forecast at the same load."""
     ours = forecast_of_metrics(server, scenario)
     rows = {name: (value, ours.get(name)) for name, value in server.figures.items()}
@@ -237,17 +270,15 @@ def _metrics_alone(server: ServerFigures, scenario: Scenario, notes: tuple[str, 
         body = {name: {"measured": real, "forecast": value} for name, (real, value) in rows.items()}
         console.print_json({"figures": body, "notes": [*notes, *server.notes]})
         return
-    for note in (*notes, *server.notes):
-        console.out.print(f"note: {note}", soft_wrap=True, markup=False, highlight=False)
     table = _table("", "measured", "forecast", "error")
+    errors: dict[str, float] = {}
     for name, (real, value) in rows.items():
         error = None if value is None or not real else 100 * (value / real - 1)
+        errors |= {} if error is None else {name: error}
         table.add_row(title(name), figure(name, real), figure(name, value), percent(error))
-    console.out.print(table)
-    console.out.print(
-        "note: metrics have means alone, which no explanation is told from: --results of a benchmark do",
-        soft_wrap=True,
-    )
+    alone = "metrics have means alone, which no explanation is told from: --results of a benchmark do"
+    lines = [verdict(errors.items()), *map(clipped, console.table_lines(table)[: LINES - 3])]
+    show_block(lines, [alone, *notes, *server.notes], rest="--json has every figure")
 
 
 def as_dict(found: Match) -> dict[str, Any]:
@@ -276,15 +307,41 @@ def as_dict(found: Match) -> dict[str, Any]:
     }
 
 
-def show(found: Match) -> None:
-    """Prints the figures and the explanations."""
-    table = _table("", "measured", "forecast", "error", "matched", "error")
-    for row in found.rows:
+def _changes(found: Match) -> bool:
+    """Whether the calibration changes any step: where it does not, there is none to take."""
+    fitted = found.corrections
+    factors = (fitted.decode, fitted.prompt)
+    return abs(fitted.step_s) >= _SAME_S or any(abs(factor - 1) >= _SAME_FACTOR for factor in factors)
+
+
+def show_answer(found: Match, notes: Sequence[str], taken: str) -> None:
+    """Prints whether the forecast agrees, what explains that it does not, and the figures side by side."""
+    lines = [
+        verdict((row.name, row.errors_percent[0]) for row in found.rows),
+        *_explanation(found)[:2],
+        *map(clipped, console.table_lines(_figures(found, _MOST_ROWS))),
+    ]
+    show_block([*lines, taken], notes)
+
+
+def _figures(found: Match, most: int | None = None) -> Table:
+    """Measurement and forecast, and where there is a calibration the forecast with it."""
+    changes = _changes(found)
+    table = _table("", "measured", "forecast", "error", *(("matched", "error") if changes else ()))
+    for row in found.rows[:most]:
         before, after = row.errors_percent
         values = (figure(row.name, value) for value in (row.measured, row.forecast, row.matched))
         real, ours, matched = values
-        table.add_row(title(row.name), real, ours, percent(before), matched, percent(after))
-    console.out.print(table)
+        more = (matched, percent(after)) if changes else ()
+        table.add_row(title(row.name), real, ours, percent(before), *more)
+    return table
+
+
+def show(found: Match) -> None:
+    """Prints whether the forecast agrees, the figures and the explanations."""
+    for part in folded(verdict((row.name, row.errors_percent[0]) for row in found.rows)):
+        console.out.print(part, soft_wrap=True)
+    console.out.print(_figures(found))
     for line in _explanation(found):
         console.out.print(line, soft_wrap=True, markup=False, highlight=False)
     for line in corrections_lines(found.corrections)[1:]:

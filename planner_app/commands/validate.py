@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.ignored_options import refuse_options
-from pagecast.planner_app.commands.output import Output, Reported
+from pagecast.planner_app.commands.output import Reported
 from pagecast.planner_app.commands.scenario_options import (
     ABOUT_LAUNCH,
     ABOUT_LOG,
@@ -20,17 +21,20 @@ from pagecast.planner_app.commands.scenario_options import (
     logged,
     started,
 )
+from pagecast.planner_app.commands.screen import clipped, folded, show_block
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.planner.execution.options import MOST_REPLICATES
 from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.planner_app.wording.accuracy import accuracy_sentences, as_json, blocks_sentence, expected_error
+from pagecast.planner_app.wording.note_sentences import sentences
+from pagecast.planner_app.wording.server_figures import figure, verdict
 from pagecast.sim.core.engines.registry import profile as find_profile
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay.replicates import STEP_TIMES
 from pagecast.sim.runs.bench_results import BenchResults, is_results, read_results
 from pagecast.sim.runs.block_count import block_count
 from pagecast.sim.runs.engine_rules import rules_of_run
-from pagecast.sim.runs.forecast import REPLICATES, Forecast, forecast, forecast_results
+from pagecast.sim.runs.forecast import REPLICATES, Forecast, ForecastRow, forecast, forecast_results
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import compare_decisions
 from pagecast.sim.scenario import Scenario
@@ -38,6 +42,8 @@ from pydantic import Field
 from rich.table import Table
 
 RECORDED = "recorded"
+_TOLD = ("ttft_s.mean", "tpot_s.mean", "e2e_s.mean", "ttft_s.p99", "tpot_s.p99", "e2e_s.p99")
+_MOST_ROWS = 6
 _WIDEST = 200  # more columns than a forecast's table has
 
 
@@ -129,7 +135,7 @@ def validate_command(
             )
         reason = "is for a recorded run: for results of a benchmark, write it into the file of --scenario"
         refuse_options(of_run, reason)
-        refuse_options(output, "is for a recorded run: results of a benchmark have --json", beyond=Output)
+        refuse_options({"report": output.report}, "is for a recorded run: results of a benchmark have --json")
         fields = {} if ask.costs == RECORDED else {"costs": ask.costs}
         scenario, notes = started(GivenScenario(of_bench.scenario, fields, launch=launch, log=log))
         for note in notes:
@@ -142,7 +148,7 @@ def validate_command(
         reason = "needs --costs auto or a calibration: recorded costs compare decisions, not times"
         refuse_options(ask, reason, beyond=Costed)
         refuse_options(of_run, reason, beyond=Profiled)
-        refuse_options(output, reason, beyond=Output)
+        refuse_options({"report": output.report}, reason)
         _decisions(_loaded(run), of_run.profile, output.json_only)
         return
     if of_run.profile is not None:
@@ -164,8 +170,10 @@ def validate_command(
         write(output.report, validate_report(result))
     if output.json_only:
         console.print_json(as_json(result))
-    else:
+    elif output.explain:
         show(result)
+    else:
+        show_answer(result)
     _fail_beyond(ask.max_error, result)
 
 
@@ -174,7 +182,7 @@ def _fail_beyond(max_error: float | None, result: Forecast) -> None:
         raise typer.Exit(1)
 
 
-def _results(results: BenchResults, scenario: Scenario, ask: ForecastOptions, output: Output) -> None:
+def _results(results: BenchResults, scenario: Scenario, ask: ForecastOptions, output: Reported) -> None:
     """Forecast against the latencies of a benchmark's requests."""
     with console.progress("replicates", ask.replicates + len(STEP_TIMES)) as update:
         outcome = forecast_results(
@@ -182,8 +190,10 @@ def _results(results: BenchResults, scenario: Scenario, ask: ForecastOptions, ou
         )
     if output.json_only:
         console.print_json(outcome.rows_as_dict() | {"expected_error": expected_error(outcome)})
-    else:
+    elif output.explain:
         show(outcome, totals=False)
+    else:
+        show_answer(outcome)
     _fail_beyond(ask.max_error, outcome)
 
 
@@ -209,17 +219,55 @@ def _decisions(run: RecordedRun, profile: str | None, json: bool) -> None:
         fields["cut"] = run.cut
         console.print_json(fields)
     else:
-        console.out.print(
-            f"{comparison.run}: {comparison.steps_matched:,} of {comparison.steps_recorded:,} steps and "
-            f"{comparison.cached_tokens_matched:,} of {comparison.requests:,} prefix hits are the engine's",
-            soft_wrap=True,
-        )
-        if comparison.first_mismatch:
-            console.out.print(f"first difference: {comparison.first_mismatch}", soft_wrap=True, markup=False)
-        if blocks is not None:
-            console.out.print(blocks_sentence(blocks), soft_wrap=True, markup=False, highlight=False)
+        same = "same decisions as the engine" if comparison.ok else "other decisions than the engine's"
+        lines = [
+            f"{comparison.run}: {same}; times are not compared: add --costs auto",
+            f"{comparison.steps_matched:,} of {comparison.steps_recorded:,} steps and "
+            f"{comparison.cached_tokens_matched:,} of {comparison.requests:,} prefix hits are equal",
+        ]
+        lines += [f"first difference: {comparison.first_mismatch}"] if comparison.first_mismatch else []
+        lines += [blocks_sentence(blocks)] if blocks is not None else []
+        for part in (part for line in lines for part in folded(line)):
+            console.out.print(part, soft_wrap=True)
     if not comparison.ok:
         raise typer.Exit(1)
+
+
+def show_answer(result: Forecast) -> None:
+    """Prints how far the means are off, whether intervals held, and the rows of means and tails."""
+    covered = [row.covered for row in result.rows if row.covered is not None]
+    held = f"; {sum(covered)} of {len(covered)} figures within their 90% interval" if covered else ""
+    names = [name for name in _TOLD if any(row.name == name for row in result.rows)]
+    rows = [row for name in names for row in result.rows if row.name == name]
+    rows = rows or list(result.rows[:_MOST_ROWS])
+    lines = [
+        f"{result.run}: {verdict((row.name, row.error_percent) for row in result.rows)}{held}",
+        f"forecast with costs {result.costs}; ±1%: what step times within 1% change it by, percent",
+        *(clipped(line) for line in console.table_lines(_table(rows[:_MOST_ROWS], units=True))),
+    ]
+    show_block(lines, sentences(result.notes), more=accuracy_sentences(result))
+
+
+def _table(rows: Sequence[ForecastRow], *, units: bool = False) -> Table:
+    """Forecast and measurement side by side; latencies in seconds, or with their `units`."""
+
+    def shown(row: ForecastRow, value: float | None) -> str:
+        return figure(row.name, value) if units and value is not None else _plain(value)
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("", "forecast", "measured", "error", "low", "high", "±1%"):
+        table.add_column(title, justify="right" if title else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            _title(row.name),
+            shown(row, row.predicted),
+            shown(row, row.measured),
+            _percent(row.error_percent),
+            shown(row, row.low),
+            shown(row, row.high) + ("*" if row.covered is False else ""),
+            _reach(row.range_percent),
+        )
+    return table
 
 
 def show(result: Forecast, *, totals: bool = True) -> None:
@@ -230,19 +278,7 @@ def show(result: Forecast, *, totals: bool = True) -> None:
     console.out.print(
         f"{result.run}: forecast with costs {result.costs} against the recording", soft_wrap=True
     )
-    table = Table(box=None, pad_edge=False)
-    for title in ("", "forecast", "measured", "error", "low", "high", "±1%"):
-        table.add_column(title, justify="right" if title else "left", no_wrap=True)
-    for row in result.rows:
-        table.add_row(
-            _title(row.name),
-            _plain(row.predicted),
-            _plain(row.measured),
-            _percent(row.error_percent),
-            _plain(row.low),
-            _plain(row.high) + ("*" if row.covered is False else ""),
-            _reach(row.range_percent),
-        )
+    table = _table(result.rows)
     wide = console.out.options.update(width=_WIDEST)
     if console.out.measure(table, options=wide).maximum > console.out.width:
         table.padding = (0, 1, 0, 0)  # closer together, so that no figure is cut

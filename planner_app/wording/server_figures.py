@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from pagecast.planner_app.wording.quantities import seconds
 
@@ -17,6 +18,8 @@ _TITLES = {
     "preemptions": "preemptions",
     "num_gpu_blocks": "KV blocks",
 }
+_MEANS = ("ttft_s", "tpot_s", "e2e_s")
+_AGREES_PERCENT = 10.0  # by which means of latencies may be off in a forecast that agrees
 _SHARES = ("kv_usage", "hit_rate")
 _COUNTS = ("preemptions", "num_gpu_blocks")
 
@@ -45,3 +48,19 @@ def figure(name: str, value: float | None) -> str:
 def percent(value: float | None) -> str:
     """A difference."""
     return "-" if value is None or not math.isfinite(value) else f"{value:+.1f}%"
+
+
+def verdict(errors: Iterable[tuple[str, float | None]]) -> str:
+    """Whether a forecast agrees, of figures and their errors in percent: judged by the means of latencies."""
+    means = {
+        name: error
+        for name, error in errors
+        if name.removesuffix(".mean") in _MEANS and error is not None and math.isfinite(error)
+    }
+    if not means:
+        return "nothing to compare: no mean of a latency is known on both sides"
+    told = ", ".join(f"{title(name)} {error:+.1f}%" for name, error in means.items())
+    most = max(map(abs, means.values()))
+    if most <= _AGREES_PERCENT:
+        return f"agrees: means within {max(math.ceil(most), 1)}% (forecast: {told})"
+    return f"differs (forecast: {told})"

@@ -7,6 +7,7 @@ arrival, in seconds. Those of files are a client's, those of a folder the engine
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from pagecast.traces.schema import MEASURED, Trace
 
 Floats = npt.NDArray[np.float64]
 
+_MODELS = ("model_id", "model")
 _MOST_BYTES = 1 << 30
 _FORMS = (
     "give what `vllm bench serve --save-result --save-detailed`, SGLang's bench_serving --output-details, "
@@ -95,6 +97,20 @@ def read_results(
     requests = trace.requests.assign(arrival_s=arrival - np.nanmin(arrival))
     longest = gaps if np.isfinite(gaps).any() else None
     return BenchResults(trace.name, replace(trace, requests=requests), ttft, e2e, client, longest)
+
+
+def model_named(path: str | Path) -> str | None:
+    """The model that a file of results names beside its requests, as `vllm bench serve` does; else None."""
+    where = Path(path)
+    if where.suffix not in (".json", ".jsonl") or not where.is_file() or where.stat().st_size > _MOST_BYTES:
+        return None
+    try:
+        text = where.read_text(encoding="utf-8")
+        body = json.loads(text if where.suffix == ".json" else text.partition("\n")[0])
+    except ValueError:  # the reader says what is wrong
+        return None
+    named = (body.get(name) for name in _MODELS) if isinstance(body, dict) else ()
+    return next((name for name in named if isinstance(name, str) and name), None)
 
 
 def _of_run(run: RecordedRun) -> BenchResults:

@@ -11,6 +11,8 @@ import pytest
 from pagecast.planner_app import console
 from pagecast.planner_app.cli import run
 from pagecast.planner_app.commands.screen import COLUMNS, LINES, show_block
+from pagecast.planner_app.wording.server_figures import verdict
+from pagecast.sim.runs.bench_results import model_named
 
 SMALL = ("chat", "--limit", "40")
 SLO = ("--slo", "ttft_p99<2s")
@@ -134,3 +136,36 @@ def test_a_sweep_leaves_the_command_that_runs_its_winner(capsys: pytest.CaptureF
     assert command == "run it: pagecast replay chat --limit 40 --max-num-seqs 64"
     assert run(command.split()[3:]) == 0
     assert "served all" in capsys.readouterr().out
+
+
+RUN = "tests/engine/recorded/h200b-qwen3-8b-chat-async"
+
+
+def test_a_validation_of_decisions_says_that_times_were_not_compared(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = Path(__file__).resolve().parents[2] / RUN
+    lines = block(("validate", str(folder)), capsys)
+    assert lines[0] == "chat: same decisions as the engine; times are not compared: add --costs auto"
+    assert len(lines) <= LINES and max(map(len, lines)) <= COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("errors", "words"),
+    [
+        ({"ttft_s.mean": -1.2, "tpot_s.mean": 3.4, "ttft_s.p99": 80.0}, "agrees: means within 4% "),
+        ({"ttft_s": 0.0}, "agrees: means within 1% "),
+        ({"ttft_s.mean": 31.0, "tpot_s.mean": 0.4}, "differs (forecast: TTFT mean +31.0%, TPOT mean +0.4%)"),
+        ({"kv_usage": 3.0}, "nothing to compare"),
+    ],
+)
+def test_a_verdict_goes_by_the_means_of_latencies(errors: dict[str, float], words: str) -> None:
+    assert verdict(errors.items()).startswith(words)
+
+
+def test_results_name_the_model_that_they_are_of(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text('{"model_id": "Qwen/Qwen3-4B", "ttfts": []}')
+    assert model_named(path) == "Qwen/Qwen3-4B"
+    path.write_text("[1, 2]")
+    assert model_named(path) is None and model_named(tmp_path / "none.json") is None

@@ -81,7 +81,7 @@ def verdict(findings: Sequence[Finding], uncompared: int = 0) -> str:
     """
     count = len(findings)
     if uncompared:
-        left = f"{counted(uncompared, 'regression')} NOT compared (no --baseline)"
+        left = f"{counted(uncompared, 'regression')} NOT compared"
         return f"{verdict(findings)}, {left}"
     if not count:
         return "nothing was checked"

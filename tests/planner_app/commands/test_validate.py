@@ -46,7 +46,7 @@ def one_token(tmp_path: Path) -> Path:
 def test_a_latency_that_no_request_has_is_a_dash(one_token, capsys, tmp_path):
     report = tmp_path / "report.html"
     command = ["validate", str(one_token), "--costs", "roofline", "--report", str(report)]
-    assert run([*command, "--replicates", "20"]) == 0
+    assert run([*command, "--replicates", "20", "--explain"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("TPOT")]
     assert len(rows) == 5
     assert all(set(row[2:]) == {"-"} for row in rows)
@@ -68,7 +68,7 @@ def test_the_report_counts_the_measurements_inside_in_one_way(one_token, capsys,
 
 def test_no_figure_is_cut_where_the_output_has_80_columns(capsys):
     recorded = Path(__file__).parents[2] / "engine" / "recorded" / "h200j-qwen3-0.6b-fp8-rag"
-    assert run(["validate", str(recorded), "--costs", "roofline", "--replicates", "2"]) == 0
+    assert run(["validate", str(recorded), "--costs", "roofline", "--replicates", "2", "--explain"]) == 0
     out = capsys.readouterr().out
     assert "\u2026" not in out
     table = [line for line in out.splitlines() if line.startswith(("TTFT", "TPOT", "E2E"))]
