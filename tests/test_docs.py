@@ -86,6 +86,7 @@ def test_the_table_of_gpus_shows_what_replays_print(desk, capsys):
         words = (
             "pagecast",
             "replay",
+            "--explain",
             "traces/samples/chat.jsonl.gz",
             "--model",
             "Qwen/Qwen3-8B",

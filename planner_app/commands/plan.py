@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -92,6 +93,9 @@ def plan_command(
         plan_compared(work, scenario, ask, others, many, output)
         return
     result = _plan_replica(work, scenario, ask, many)
+    if arguments.load.request_rate is not None:
+        note = "--request-rate is only what `take N` is for: plan looks for the highest rate itself"
+        result = replace(result, notes=(note, *result.notes))
     _tell(result, output)
     if not result.complete:
         raise typer.Exit(130)

@@ -22,6 +22,7 @@ _OF_ALL = (
     *("requests", "rejected", "output", "prefix hits", "prompt tokens"),
     *("KV cache", "sequence", "pressure", "steps"),
 )
+_WARNINGS = ("no_acceptance", "blocks_beyond_memory", "outside_fit")  # that come before all others
 _FEWER = ("mean", "p50", "p99")  # statistics that have room beside their intervals
 _CLOSE = 0.05  # part of a rate by which another must differ to be told
 
@@ -54,9 +55,11 @@ def show_answer(
     if fleet := s.get("fleet"):
         even = f"busiest replica {fleet['imbalance']:.2f} x an even share"
         facts.append(("router", f"{fleet['router']}; {even}"))
-    more = [step_times(scenario, scenario.step_costs()), *_of_some(facts), rules(scenario)]
+    warned = [f"note: {sentence(note)}" for note in result.notes if getattr(note, "code", "") in _WARNINGS]
+    more = [*warned, step_times(scenario, scenario.step_costs()), *_of_some(facts), rules(scenario)]
     errors = ("calibrated_costs", "measured_costs", "roofline_costs", "corrected_costs")
-    notes = [sentence(note) for note in result.notes if getattr(note, "code", "") not in errors]
+    left_out = (*errors, *_WARNINGS)
+    notes = [sentence(note) for note in result.notes if getattr(note, "code", "") not in left_out]
     show_block(lines, notes, console.seconds(s["wall_s"]), more=more)
 
 

@@ -27,6 +27,9 @@ from rich.table import Table
 
 Opt = typer.Option
 _ENGINES = ("vllm", "sglang", "trtllm")
+_MEASURED_IS_WIDER = (
+    "M's widest are where public runs show how far it is off; r's 20% is an assumption that none checks"
+)
 _TITLE = 11  # columns of the titles of the five lines
 _MARKS = {CALIBRATED: "C", MEASURED: "M", ROOFLINE: "r", IMPOSSIBLE: "-"}
 
@@ -78,17 +81,23 @@ def support_command(
             for part in folded(line, _TITLE):
                 console.out.print(part, soft_wrap=True)
         return
+    engines = ", ".join(f"{text} (default)" if text == DEFAULT_ENGINE else text for text in engine_texts())
+    about = [
+        "step costs: C fitted to runs of the set-up, M of operations measured on the GPU, r roofline, "
+        "- can't be sharded or timed so",
+        *_half_widths(rows),
+        f"rules and defaults (--engine): {engines}",
+    ]
+    tiers = {row.tier for row in rows}
+    if {MEASURED, ROOFLINE} <= tiers:
+        about.insert(-1, _MEASURED_IS_WIDER)
+    for part in (part for line in about for part in folded(line)):
+        console.out.print(part, soft_wrap=True)
+    console.out.print()
     for each in dict.fromkeys(row.engine for row in rows):
         _show(each, [row for row in rows if row.engine == each])
-    console.out.print(
-        "C calibrated, M measured operations, r roofline, - can't be sharded or timed so", highlight=False
-    )
-    for line in _half_widths(rows):
-        console.out.print(line, soft_wrap=True, highlight=False)
-    for reason in _reasons(rows):
-        console.out.print(f"r: {reason}", soft_wrap=True, highlight=False)
-    engines = ", ".join(f"{text} (default)" if text == DEFAULT_ENGINE else text for text in engine_texts())
-    console.out.print(f"rules and defaults (--engine): {engines}", soft_wrap=True, highlight=False)
+    for part in (part for reason in _reasons(rows) for part in folded(f"r: {reason}")):
+        console.out.print(part, soft_wrap=True)
 
 
 def _measured_gpus() -> list[str]:

@@ -15,11 +15,11 @@ from pagecast.sim.scenario import Scenario
 
 
 def assumed(scenario: Scenario, costs: StepCosts | None = None) -> list[str]:
-    """Two sentences: rules and defaults of the engine; origin and error of step times. Errors: BadInput.
+    """Two sentences: origin and error of step times; rules and defaults of the engine. Errors: BadInput.
 
     `costs`: the step costs, where the scenario's own have been made already.
     """
-    return [rules(scenario), step_times(scenario, costs or scenario.step_costs())]
+    return [step_times(scenario, costs or scenario.step_costs()), rules(scenario)]
 
 
 def rules(scenario: Scenario) -> str:

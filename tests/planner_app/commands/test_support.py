@@ -75,7 +75,7 @@ def test_all_models_and_gpus_can_be_read_at_80_columns(monkeypatch):
     ran = CliRunner().invoke(app, [])
     assert ran.exit_code == 0
     lines = ran.stdout.splitlines()
-    table = [line for line in lines if not line.startswith(("r: ", "rules "))]
+    table = [line for line in lines[lines.index("") :] if not line.startswith("r: ")]
     assert "…" not in ran.stdout and max(map(len, table)) <= 80
     assert "1 B200, 2 GB200" in ran.stdout and "H100 SXM" in ran.stdout
     names = [line.split()[0] for line in table if len(line.split()) == 10]

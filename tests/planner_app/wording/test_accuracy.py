@@ -51,7 +51,7 @@ def test_a_run_of_another_model_is_refused_and_other_costs_are_named(capsys):
 
 def test_a_forecast_tells_its_intervals_its_block_count_and_of_another_engine(capsys):
     command = ["validate", str(SMALL), "--costs", "auto", "--replicates", "20"]
-    assert pagecast(command) == 0
+    assert pagecast([*command, "--explain"]) == 0
     out = capsys.readouterr().out
     lines = [line for line in out.splitlines() if line.startswith("mooncake_") and "measurements lie" in line]
     assert len(lines) == 1
