@@ -33,7 +33,8 @@ class OffloadRules:
     blocks of the scheduler, 2: in each group).
 
     The disk. `forgets_after_stores`: what a request asked is forgotten with its end and its last store;
-    else with its last transfer. `forgets_with_plan`: at the earliest with the plan after its end.
+    else with its last transfer. `forgets_with_plan`: at the earliest with the plan after its end, which
+    stores what it left.
     `promotions_pend`: a block that is about to be promoted counts as being written. `misses_failed`: what
     could not be read is not asked for again. `polls_stores`: ends of jobs are looked for whenever a request
     stores something, and promotions begin after the stores of a plan.

@@ -686,7 +686,10 @@ class Offloading:
                     request.computed_tokens = progress.local
             if self._log.events is not None:
                 self._log.add(EventKind.LOADED, request.id, detail=f"job={job.number}")
-        if not progress.jobs and (progress.ended if self.rules.stores_endings else not request.alive):
+        # vLLM 0.26 forgets it here even where the next plan would store what it left.
+        stored_first = self.rules.stores_endings and self.rules.forgets_with_plan
+        if not progress.jobs and (progress.ended if stored_first else not request.alive):
+            self._endings.pop(request, None)
             del self._progress[request]
 
     def _tell_changes(self) -> None:
