@@ -242,7 +242,7 @@ def show_answer(
 def _table(findings: Sequence[Finding]) -> Table:
     """A row for each check: those that failed, then those that are undecided, then the others."""
     table = Table(box=None, pad_edge=False)
-    for title in ("", "figure", "mean of", "value", "asked"):
+    for title in ("", "figure", "replays", "value", "asked"):
         side: Literal["left", "right"] = "right" if title in ("value", "asked") else "left"
         table.add_column(title, justify=side, no_wrap=True)
     table.add_column("", overflow="fold")

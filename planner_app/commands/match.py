@@ -327,7 +327,7 @@ def show_answer(found: Match, notes: Sequence[str], taken: str) -> None:
 def _figures(found: Match, most: int | None = None) -> Table:
     """Measurement and forecast, and where there is a calibration the forecast with it."""
     changes = _changes(found)
-    table = _table("", "measured", "forecast", "error", *(("matched", "error") if changes else ()))
+    table = _table("", "measured", "forecast", "error", *(("corrected", "error") if changes else ()))
     for row in found.rows[:most]:
         before, after = row.errors_percent
         values = (figure(row.name, value) for value in (row.measured, row.forecast, row.matched))
@@ -362,8 +362,9 @@ def _explanation(found: Match) -> list[str]:
             lines.append(f"as likely: {'; '.join(one.words for one in explained.near)}")
     if not lines and explained.tried:
         lines.append(
-            f"no single cause explains the difference ({explained.stated:.1%} a request) better than step "
-            f"costs that are off, which leave {explained.distance:.1%}; closest: {explained.tried[0].words}"
+            "no setting explains the difference better than step costs that are off: corrected, the mean "
+            f"error of a request falls from {explained.stated:.1%} to {explained.distance:.1%}; the next "
+            f"best cause: {explained.tried[0].words}"
         )
     if not lines:
         lines.append(f"the difference ({explained.stated:.1%} a request) needs no explanation")

@@ -116,10 +116,13 @@ def show_answer(budget: HbmBudget, scenario: Scenario) -> None:
     each = f"each of {budget.tensor_parallel_size} x " if budget.tensor_parallel_size > 1 else ""
     missing = budget.out_of_memory
     unsure = f", give or take {budget.uncertain_blocks:,} on a real start" if budget.uncertain_blocks else ""
-    fits = ", ".join(f"{budget.sequences(tokens):,} of {tokens // 1024}k" for tokens in LENGTHS)
+    longest = scenario.max_model_len or max(LENGTHS)
+    fits = ", ".join(
+        f"{budget.sequences(tokens):,} of {tokens // 1024}k" for tokens in LENGTHS if tokens <= longest
+    )
     lines = [
         f"{budget.model} on {each}{budget.gpu}: "
-        f"{'starts' if missing is None else 'does not start'}; KV for {budget.kv_tokens:,} tokens",
+        f"{'starts' if missing is None else 'does not start'}; KV for {budget.kv_tokens:,} tokens in all",
         *([] if missing is None else [sentence(missing)]),
         f"sequences at once: {fits} tokens",
         f"KV blocks: {budget.num_gpu_blocks:,} of {budget.layout.block_size} tokens{unsure}; "

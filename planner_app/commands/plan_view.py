@@ -88,7 +88,7 @@ def _helps(bind: Binding | None) -> str:
         return ""
     from pagecast.planner_app.planner.capacity.binding import TWICE
 
-    needs = {**TWICE, "compute": "steps in half the time (a faster GPU)"}
+    needs = {**TWICE, "compute": "a GPU with steps twice as fast"}
     enough = [needs[each.limit] for each in bind.helped if each.holds]
     if enough:
         return f"; 25% more load needs {' or '.join(enough)}{bind.less}"

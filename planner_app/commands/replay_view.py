@@ -84,7 +84,7 @@ def _served(result: Result, lasting: float | None) -> str:
     text = f"served {', '.join([done, *lost])} in {console.seconds(s['makespan_s'])}, {served:.3g}/s"
     if lasting is None or lost or abs(served / lasting - 1) < _CLOSE:
         return text
-    return f"{text} with beginning and end ({lasting:.3g}/s if its sessions keep coming, as in plan)"
+    return f"{text} over the whole run ({lasting:.3g}/s while sessions keep coming, the rate in plan)"
 
 
 def _latencies(s: dict[str, Any], spread: Spread | None) -> Table:
@@ -241,12 +241,12 @@ def _fact_rows(s: dict[str, Any], gpus: int) -> list[tuple[str, str]]:
 
 def _kv_cache(s: dict[str, Any]) -> str:
     """Blocks, and how many were used and evicted; a fleet's are of all its replicas, its peak is of one."""
-    evicted = f"{s['evicted_blocks']:,} evicted"
-    blocks, share = f"{s['num_gpu_blocks']:,} blocks", f"{s['peak_kv_usage']:.1%} in use at peak"
+    evicted = f"{s['evicted_blocks']:,} cached blocks evicted"
+    blocks, share = f"{s['num_gpu_blocks']:,} blocks", f"{s['peak_kv_usage']:.1%} held by requests at peak"
     replicas = s["fleet"]["replicas"] if "fleet" in s else 1
     if replicas == 1:
         return f"{blocks}, {share}, {evicted}"
-    return f"{blocks} in all {replicas:,} replicas together, {evicted}; {share} on the fullest replica"
+    return f"{blocks} on {replicas:,} replicas together, {evicted}; {share} on the fullest"
 
 
 def _eviction_rows(eviction: dict[str, Any]) -> list[tuple[str, str]]:

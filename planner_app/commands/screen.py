@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pagecast.planner_app import console
 from pagecast.planner_app.wording.quantities import counted
 
+_MUST_BE_SEEN = ("not modelled", "no effect", "change nothing", "changes nothing")
 LINES, COLUMNS = 12, 100
 ALL_TOLD = "--explain tells all, --json has every figure"
 
@@ -29,15 +30,17 @@ def show_block(
     `lines` are folded where there is room for that. Then come as many of `more` and of the `notes` as there
     is room for, a line of each. `took`: how long it took.
     """
-    # What a forecast leaves out of a start script comes first: it must be seen.
-    notes = sorted(notes, key=lambda note: "not modelled" not in note)
-    block = _fitting(lines, LINES - 1)
+    # What a forecast leaves out, and options that do nothing, must be seen.
+    first = [note for note in notes if any(mark in note for mark in _MUST_BE_SEEN)]
+    notes = [note for note in notes if note not in first]
+    seen = _fitting([f"note: {note}" for note in first], LINES // 2)
+    block = [*_fitting(lines, LINES - 1 - len(seen)), *seen]
     block += [clipped(line) for line in more[: LINES - 1 - len(block)]]
     room = LINES - 1 - len(block)
     block += [clipped(f"note: {note}") for note in notes[:room]]
     left = len(notes) - room
     begin = f"{counted(left, 'more note')}: " if left > 0 else ""
-    for line in [*block, clipped(f"{begin}{rest}" + (f" ({took})" if took else ""))]:
+    for line in [*block, clipped(f"{begin}{rest}" + (f" (took {took})" if took else ""))]:
         console.out.print(line, soft_wrap=True)
 
 

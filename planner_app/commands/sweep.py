@@ -195,7 +195,7 @@ def show_answer(result: SweepResult, out: Path | None, given: GivenScenario) -> 
     if result.cheapest is not None and not same and question.fleet is None:
         point = {name: result.cheapest[name] for name in result.knobs}
         if command := command_line("replay", given, point):
-            lines.append(f"run it: {command}")
+            lines.append(f"replay it: {command}")
     lines.append(f"{question.trace.name}: {requests}, {trials} of {question.space}")
     lines.append(_same(result, [] if len(costs) == 1 else [each.name for each in costs]))
     if out is not None and scenario_of_cheapest(result) is not None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pagecast.planner_app.planner.tune.knobs import TuneResult
 
 _MOST_ROWS = 6  # of values, in the answer
-_NO_SLO = "closed loop, no SLO (`plan` asks for users who keep one)"
+_NO_SLO = "users of a closed loop without SLO (`plan`: with one); latencies at the trace's own rate"
 app = typer.Typer(
     name="tune",
     help="Chooses a block size or an HBM budget for a trace.",

@@ -219,11 +219,13 @@ def _decisions(run: RecordedRun, profile: str | None, json: bool) -> None:
         fields["cut"] = run.cut
         console.print_json(fields)
     else:
-        same = "same decisions as the engine" if comparison.ok else "other decisions than the engine's"
+        named = [str(run.meta[key]) for key in ("engine", "engine_version") if run.meta.get(key)]
+        engine = " ".join(named) or "the engine"
+        same = f"same decisions as {engine}" if comparison.ok else f"other decisions than {engine}"
         lines = [
             f"{comparison.run}: {same}; times are not compared: add --costs auto",
-            f"{comparison.steps_matched:,} of {comparison.steps_recorded:,} steps and "
-            f"{comparison.cached_tokens_matched:,} of {comparison.requests:,} prefix hits are equal",
+            f"{comparison.steps_matched:,} of {comparison.steps_recorded:,} steps are equal, and the "
+            f"prefix hits of {comparison.cached_tokens_matched:,} of {comparison.requests:,} requests",
         ]
         lines += [f"first difference: {comparison.first_mismatch}"] if comparison.first_mismatch else []
         lines += [blocks_sentence(blocks)] if blocks is not None else []
@@ -242,7 +244,7 @@ def show_answer(result: Forecast) -> None:
     rows = rows or list(result.rows[:_MOST_ROWS])
     lines = [
         f"{result.run}: {verdict((row.name, row.error_percent) for row in result.rows)}{held}",
-        f"forecast with costs {result.costs}; ±1%: what step times within 1% change it by, percent",
+        f"forecast with costs {result.costs}; ±1%: percent by which steps 1% shorter or longer move it",
         *(clipped(line) for line in console.table_lines(_table(rows[:_MOST_ROWS], units=True))),
     ]
     show_block(lines, sentences(result.notes), more=accuracy_sentences(result))
@@ -255,7 +257,7 @@ def _table(rows: Sequence[ForecastRow], *, units: bool = False) -> Table:
         return figure(row.name, value) if units and value is not None else _plain(value)
 
     table = Table(box=None, pad_edge=False)
-    for title in ("", "forecast", "measured", "error", "low", "high", "±1%"):
+    for title in ("", "forecast", "measured", "error", "90% low", "high", "±1%"):
         table.add_column(title, justify="right" if title else "left", no_wrap=True)
     for row in rows:
         table.add_row(

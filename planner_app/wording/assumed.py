@@ -29,18 +29,18 @@ def rules(scenario: Scenario) -> str:
 
 def step_times(scenario: Scenario, costs: StepCosts) -> str:
     """Where step times come from, and how far they may be off."""
-    within = f"step times within {half_width_percent(costs):.0f}% (90%)"
+    within = f"step times ±{half_width_percent(costs):.0f}% (90%)"
     note = costs.expected_error()
     if not isinstance(note, Note):
         return f"{within}: {costs_name(costs.name)}"
     version = str(note.figures.get("engine_version") or "")
     ours = scenario.engine.partition("@")[2]
-    other = f", not {ours}" if version and ours and not version.startswith(ours) else ""
+    other = f"; {ours} may differ more" if version and ours and not version.startswith(ours) else ""
     return f"{within}: {_origin(note, costs.name, other)}"
 
 
 def _origin(note: Note, name: str, other: str) -> str:
-    """Where step times come from; `other`: that they are of another version than the engine's rules."""
+    """Where step times come from; `other`: that the engine's rules are of another version."""
     figures = note.figures
     if note.code == "calibrated_costs":
         return f"fitted to runs of {_engine(figures)}{other} ({costs_name(name)})"

@@ -93,7 +93,8 @@ def test_the_first_block_is_one_screen_with_the_answer_on_top(
 
 
 @pytest.mark.parametrize(
-    ("seqs", "answer"), [(128, "all 9 checks hold, 1 regression NOT compared"), (1, "failed")]
+    ("seqs", "answer"),
+    [(128, "all 9 checks hold, 1 regression check skipped, without a baseline"), (1, "failed")],
 )
 def test_a_gate_says_first_what_holds_and_what_was_not_compared(
     seqs: int,
@@ -106,7 +107,7 @@ def test_a_gate_says_first_what_holds_and_what_was_not_compared(
     monkeypatch.chdir(tmp_path)
     lines = block(("check", "--scenario", "gate.yaml"), capsys)
     assert max(map(len, lines)) <= COLUMNS
-    assert len(lines) <= LINES and "NOT compared" in "".join(lines[:2])
+    assert len(lines) <= LINES and "skipped" in "".join(lines[:2])
     assert answer in " ".join(lines[:2])
 
 
@@ -133,8 +134,8 @@ def test_a_block_folds_its_answer_cuts_what_has_no_room_and_counts_the_notes_lef
 
 def test_a_sweep_leaves_the_command_that_runs_its_winner(capsys: pytest.CaptureFixture[str]) -> None:
     lines = block(("sweep", *SMALL, "--set", "max_num_seqs=2,64", *SLO), capsys)
-    command = next(line for line in lines if line.startswith("run it: "))
-    assert command == "run it: pagecast replay chat --limit 40 --max-num-seqs 64"
+    command = next(line for line in lines if line.startswith("replay it: "))
+    assert command == "replay it: pagecast replay chat --limit 40 --max-num-seqs 64"
     assert run(command.split()[3:]) == 0
     assert "served all" in capsys.readouterr().out
 
@@ -147,7 +148,7 @@ def test_a_validation_of_decisions_says_that_times_were_not_compared(
 ) -> None:
     folder = Path(__file__).resolve().parents[2] / RUN
     lines = block(("validate", str(folder)), capsys)
-    assert lines[0] == "chat: same decisions as the engine; times are not compared: add --costs auto"
+    assert lines[0] == "chat: same decisions as pagecast 0.1.0; times are not compared: add --costs auto"
     assert len(lines) <= LINES and max(map(len, lines)) <= COLUMNS
 
 

@@ -81,7 +81,7 @@ def verdict(findings: Sequence[Finding], uncompared: int = 0) -> str:
     """
     count = len(findings)
     if uncompared:
-        left = f"{counted(uncompared, 'regression')} NOT compared"
+        left = f"{counted(uncompared, 'regression check')} skipped, without a baseline"
         return f"{verdict(findings)}, {left}"
     if not count:
         return "nothing was checked"

@@ -85,7 +85,8 @@ def answer(result: SweepResult, *, short: bool = False) -> str:
         cost = f"{cost}, {best['gpu_hours']:,.2f} GPU hours"
     costs = f" Its step costs are {best['step_costs']}, others' are not." if differ(result) else ""
     cheapest = f"cheapest {subject(result)}{level}: {setting(result, best)}"
-    return f"{cheapest}: {cost}{tokens}; {figures}.{'' if short else equal + costs}{stopped}"
+    alike = f" {others} more cost the same; in this one {reason}." if others else ""
+    return f"{cheapest}, on {cost}{tokens}: {figures}.{alike if short else equal + costs}{stopped}"
 
 
 def nothing_differs(result: SweepResult) -> str:

@@ -292,7 +292,7 @@ def _reason(
         + f"{row['reused_prefix_tokens']:,.0f} hit tokens, mean TTFT {seconds(row['ttft_mean_s'])}, room for "
         f"{row['static_concurrency']:,.0f} requests at once"
     )
-    text = f"{knob} {value}, the {most} that keeps up with the best of all values: {targets}."
+    text = f"{knob} {value}, the {most} value as good as the best: {targets}."
     after = choice + (1 if thrifty_is_more else -1)
     if not 0 <= after < len(rows):
         text += f" Nothing {'larger' if thrifty_is_more else 'smaller'} that runs was tried."

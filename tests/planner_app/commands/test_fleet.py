@@ -42,8 +42,8 @@ def test_a_fleet_whose_replicas_come_and_go_tells_how_many_replicas_there_were_a
     there = "2 to 3 replicas (4 started)"
     assert f"on Qwen/Qwen3-8B, {there}, at most 3 GPUs" in printed
     assert f"fleet: {there} on at most 3 GPUs" in printed
-    assert "blocks in all 4 replicas together" in printed
-    assert f"{summary['peak_kv_usage']:.1%} in use at peak on the fullest replica" in printed
+    assert "blocks on 4 replicas together" in printed
+    assert f"{summary['peak_kv_usage']:.1%} held by requests at peak on the fullest" in printed
     page = (tmp_path / "fleet.html").read_text()
     assert f"{there} behind" in page and "of the blocks of the fullest replica" in page
 

@@ -378,7 +378,7 @@ def test_the_slos_own_terms_are_shown_and_the_cheapest_is_among_the_optimal(caps
     assert body["cheapest"]["number"] in [row["number"] for row in body["front"]]
     assert pagecast([*command, *space, "--slo", "ttft_p99<10s,tpot_p99<40ms", "--explain"]) == 0
     out = capsys.readouterr().out
-    assert "1 GPU; TTFT p99 " in out and ", TPOT p99 " in out.split("output tokens per s")[0]
+    assert "on 1 GPU: TTFT p99 " in out and ", TPOT p99 " in out.split("output tokens per s")[0]
     table = out.partition("Pareto-optimal replicas")[2].partition("what each knob")[0]
     assert "p99<40ms" in table and "p99<10s" not in table
 
