@@ -362,10 +362,10 @@ def _explanation(found: Match) -> list[str]:
             lines.append(f"as likely: {'; '.join(one.words for one in explained.near)}")
     if not lines and explained.tried:
         lines.append(
-            "no setting explains the difference better than step costs that are off: corrected, the mean "
-            f"error of a request falls from {explained.stated:.1%} to {explained.distance:.1%}; the next "
-            f"best cause: {explained.tried[0].words}"
+            "no setting explains the difference; with step costs corrected a request is off by "
+            f"{explained.distance:.1%}, not {explained.stated:.1%}"
         )
+        lines.append(f"the setting that comes closest: {explained.tried[0].words}")
     if not lines:
         lines.append(f"the difference ({explained.stated:.1%} a request) needs no explanation")
     return lines
