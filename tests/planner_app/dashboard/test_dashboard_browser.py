@@ -32,7 +32,8 @@ _HOSTILE = "<img src=x onerror=document.title='broken-into'>![a](http://192.0.2.
 
 
 def card(page: Any, title: str) -> Any:
-    return page.get_by_test_id("stMetric").filter(has_text=title).get_by_test_id("stMetricValue")
+    """The value of a metric: the first, for a page may still have the last draw's as well."""
+    return page.get_by_test_id("stMetric").filter(has_text=title).get_by_test_id("stMetricValue").first
 
 
 def ttft(view: PageView) -> str:
