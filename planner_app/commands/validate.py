@@ -239,9 +239,8 @@ def show_answer(result: Forecast) -> None:
     """Prints how far the means are off, whether intervals held, and the rows of means and tails."""
     covered = [row.covered for row in result.rows if row.covered is not None]
     held = f"; {sum(covered)} of {len(covered)} figures within their 90% interval" if covered else ""
-    names = [name for name in _TOLD if any(row.name == name for row in result.rows)]
-    rows = [row for name in names for row in result.rows if row.name == name]
-    rows = rows or list(result.rows[:_MOST_ROWS])
+    by_name = {row.name: row for row in result.rows}
+    rows = [by_name[name] for name in _TOLD if name in by_name] or list(result.rows)
     lines = [
         f"{result.run}: {verdict((row.name, row.error_percent) for row in result.rows)}{held}",
         f"forecast with costs {result.costs}; ±1%: percent by which steps 1% shorter or longer move it",

@@ -68,7 +68,7 @@ def answer(result: SweepResult, *, short: bool = False) -> str:
     ran = table[table["reason"] == ""]
     if best is None:
         return _none(result, ran) + stopped
-    cost = f"${best['usd_per_hour']:,.2f} per hour" if question.prices else _gpus(best["gpus"])
+    cost = f"at ${best['usd_per_hour']:,.2f} per hour" if question.prices else f"on {_gpus(best['gpus'])}"
     each = best.get("usd_per_million_output_tokens")
     tokens = f", ${each:,.2f} per million output tokens" if each else ""
     level = f" that meets {question.slo}" if question.slo else ""
@@ -86,7 +86,7 @@ def answer(result: SweepResult, *, short: bool = False) -> str:
     costs = f" Its step costs are {best['step_costs']}, others' are not." if differ(result) else ""
     cheapest = f"cheapest {subject(result)}{level}: {setting(result, best)}"
     alike = f" {others} more cost the same; in this one {reason}." if others else ""
-    return f"{cheapest}, on {cost}{tokens}: {figures}.{alike if short else equal + costs}{stopped}"
+    return f"{cheapest}, {cost}{tokens}: {figures}.{alike if short else equal + costs}{stopped}"
 
 
 def nothing_differs(result: SweepResult) -> str:
