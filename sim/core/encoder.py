@@ -92,8 +92,8 @@ class Encoder:
                 tokens = (self._known[request] if pipelined else request.known_tokens) - 1
                 if number >= steps[-1] or number == committed - 1:
                     self._known[request] = request.known_tokens
-            elif pipelined:
-                tokens = request.known_tokens - 1 + number - steps[-1]
+            elif pipelined:  # each commit from the last chunk's on yields a token
+                tokens = request.known_tokens - 1 + max(number - steps[-1], 0)
             else:
                 tokens = self._running.planned(request)
         margin = 0 if self._rules.passes_over_unencoded else self._ahead
