@@ -33,9 +33,22 @@ def specification(seed: int, *features: str) -> Spec:
             states = group.get("state") and spec["config"]["enable_prefix_caching"]
             size = 1 if states else group["block_size"]
             spec["config"]["usable_blocks"] += -(-MOST_DRAFTS // size) + 1
+    config = spec["config"]
     for feature in features:
+        batch = config["max_num_batched_tokens"]
         spec = FEATURES[feature](spec, seed)
+        if feature == "tuned":  # in larger steps windows hold more; vLLM does not start without room for it
+            more = longest_held(spec, config["max_num_batched_tokens"]) - longest_held(spec, batch)
+            config["usable_blocks"] += more
     return spec
+
+
+def longest_held(spec: Spec, batch: int) -> int:
+    """Blocks that the longest request needs to get through, in steps of `batch` tokens."""
+    config = spec["config"]
+    longest = max(request["input_tokens"] + request["output_tokens"] for request in spec["requests"])
+    cached = config["enable_prefix_caching"]
+    return sum(blocks_held(group, longest, batch, cached=cached) for group in config["kv_groups"])
 
 
 def blocks_held(group: dict[str, Any], tokens: int, batch: int, *, cached: bool) -> int:
@@ -63,11 +76,7 @@ class HybridDraw(Draw):
         groups = self.groups(config["block_size"], config["enable_prefix_caching"])
         config["kv_groups"] = groups
         config["block_size"] = gcd(*(group["block_size"] for group in groups if not group.get("state")))
-        longest = max(request["input_tokens"] + request["output_tokens"] for request in spec["requests"])
-        batch = config["max_num_batched_tokens"]
-        cached = config["enable_prefix_caching"]
-        held = sum(blocks_held(group, longest, batch, cached=cached) for group in groups)
-        config["usable_blocks"] = self.blocks(held)
+        config["usable_blocks"] = self.blocks(longest_held(spec, config["max_num_batched_tokens"]))
         return spec
 
     def groups(self, size: int, caching: bool) -> list[Spec]:
