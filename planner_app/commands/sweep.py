@@ -261,7 +261,9 @@ def show(result: SweepResult, out: Path | None) -> None:
 def _replayed(result: SweepResult) -> str:
     before = len(result.table) - result.replayed
     in_folder = f"; {before:,} were in the folder already" if before else ""
-    return f"{console.counted(result.replayed, 'trial')} replayed{in_folder}"
+    trials = console.counted(result.replayed, "trial")
+    shared = f" by {console.counted(result.replays, 'replay')}" if result.replays < result.replayed else ""
+    return f"{trials} replayed{shared}{in_folder}"
 
 
 def _same(result: SweepResult, costs: list[str]) -> str:

@@ -71,6 +71,7 @@ class Recorder(Observer):
         self.peak_used_blocks = 0
         self.most_tokens = 0  # in one step
         self.most_requests = 0  # decoding at once
+        self.most_running = 0
         self.step_count = 0
         self.request_count = 0  # that have ended
         self.reasons: dict[int, str] = {}
@@ -101,6 +102,8 @@ class Recorder(Observer):
             self.most_tokens = tokens
         if n > self.most_requests:
             self.most_requests = n
+        if plan.running > self.most_running:
+            self.most_running = plan.running
         if self._notes_steps:
             self._steps.extend(
                 (

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
+from pagecast.sim.replay.room import Room
 from pagecast.sim.scenario import Scenario
 
 
@@ -17,6 +18,7 @@ class Result:
     steps (nanoseconds; empty with `keep_steps=False`). `notes` are sentences that qualify the figures.
     `pool_blocks`: the pool that `used_blocks` of `steps` are of, in blocks of sequences, which take several
     of `num_gpu_blocks` each where `windows.py` says so; 0 for a fleet, whose replicas have their own.
+    `room`: the limits that were not met, where that was asked for and can be told.
     """
 
     trace: str
@@ -26,3 +28,4 @@ class Result:
     steps: pd.DataFrame
     notes: tuple[str, ...]
     pool_blocks: int = field(default=0, kw_only=True)
+    room: Room | None = field(default=None, kw_only=True)

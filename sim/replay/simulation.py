@@ -32,6 +32,7 @@ from pagecast.sim.replay.notes import notes
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.result import Result
 from pagecast.sim.replay.rollout import peak_admission
+from pagecast.sim.replay.room import room_of, watch_content
 from pagecast.sim.replay.served import Checking, Progress, alone, run
 from pagecast.sim.replay.summary import summary
 from pagecast.sim.replica.spec import ReplicaSpec
@@ -53,6 +54,7 @@ def replay(
     progress: Progress | None = None,
     kv_events: bool = False,
     compare: bool = True,
+    room: bool = False,
 ) -> Result:
     """Serves `trace` on one replica of `scenario` and returns its figures.
 
@@ -62,7 +64,8 @@ def replay(
     `trace.parquet` and `scenario.yaml`; it changes only once all is written. `check_every`: proves every
     invariant of the core each so many steps (and cheap ones on each). `kv_events`: write `kv_events.jsonl` as
     well, in vLLM's vocabulary (`kv_event_file.py`). `compare`: replay again where the scenario asks for
-    figures that compare two replays (`rollout`, `isolation`); without, they are left out.
+    figures that compare two replays (`rollout`, `isolation`); without, they are left out. `room`: find which
+    limits are not met (`Result.room`), which takes a little longer.
     Errors: BadInput for a trace, scenario or folder that can't be used; AssertionError from a check that
     fails.
     """
@@ -73,6 +76,7 @@ def replay(
         stream = KvEventStream() if kv_events and folder is not None else None
         scheduler = spec.scheduler(log=folder is not None, kv_events=stream, numbered=check_every > 0)
         recorder = Recorder(keep_steps=keep_steps, out=folder, scheduler=scheduler)
+        watcher = watch_content(spec, scheduler) if room else None
         served = alone(trace, spec, arrivals(trace), recorder, scheduler, fast_forward=fast_forward)
         if check_every:
             served.replica.observe(Checking(scheduler, check_every))
@@ -86,7 +90,10 @@ def replay(
         if served.revision is not None:
             figures["peak"] = peak_admission(table, spec, recorder.most_requests)
         remarks, pool = notes(trace, [served], table), spec.limits.num_blocks
-        result = Result(trace.name, scenario, figures, table, recorder.steps(), remarks, pool_blocks=pool)
+        left = room_of(spec, scheduler, recorder, watcher)
+        result = Result(
+            trace.name, scenario, figures, table, recorder.steps(), remarks, pool_blocks=pool, room=left
+        )
         if folder is not None:
             save(folder, trace, scenario, spec.costs.name, figures, table)
     if compare:

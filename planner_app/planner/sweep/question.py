@@ -30,6 +30,7 @@ from pagecast.planner_app.planner.sweep.trial import (
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.machine.gpus import gpu as find_gpu
+from pagecast.sim.replay.room import LIMITS
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
@@ -111,7 +112,8 @@ class SweepQuestion:
 
     def work(self) -> Trials:
         """The work of the sweep's trials, as executors send it to worker processes."""
-        return Trials(self.trace, self.scenario, self.level, self.fleet, self.loads)
+        shares = self.fleet is None and any(knob.name in LIMITS for knob in self.space.knobs)
+        return Trials(self.trace, self.scenario, self.level, self.fleet, self.loads, shares)
 
     def figures(self, trial: Trial) -> dict[str, Figure]:
         """A trial's figures with what its GPUs cost."""

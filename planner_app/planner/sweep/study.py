@@ -22,6 +22,7 @@ from pagecast.planner_app.planner.execution.executor import Serial
 from pagecast.planner_app.planner.execution.interface import Executor, Progress
 from pagecast.planner_app.planner.sweep.pareto import front, sensitivity
 from pagecast.planner_app.planner.sweep.question import SweepQuestion
+from pagecast.planner_app.planner.sweep.sharing import Sharing
 from pagecast.planner_app.planner.sweep.space import Point
 from pagecast.planner_app.planner.sweep.store import Store, Trial
 from pagecast.planner_app.planner.sweep.trial import COUNTS, FIGURES, at
@@ -37,6 +38,8 @@ Stop = Callable[[], bool]  # asked after each trial whether to leave the rest
 class SweepResult:
     """Result of a sweep. `replayed` counts the trials of this run; the others were in the folder already.
 
+    `replays`: those that were made for them, fewer where one serves several trials (`sharing.py`).
+
     `table` has a row per trial in the order of their numbers: `number`, the knobs, `meets` (rejects no
     request and keeps the SLO), `lasts` (False where the SLO broke when the load went on), `margin` (how far
     the tightest term is from its bound, as a part of it), `on_front`, what it costs, figures (seconds,
@@ -51,6 +54,7 @@ class SweepResult:
     complete: bool
     replayed: int
     rejections: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    replays: int = 0
 
     @property
     def knobs(self) -> list[str]:
@@ -125,7 +129,7 @@ def sweep(
         trials = list(walk.trials.values())
         rejections = {trial.number: trial.outcome.rejections for trial in trials if trial.outcome.rejections}
         result = SweepResult(
-            question, table_of(question, trials), not walk.stopped, walk.replayed, rejections
+            question, table_of(question, trials), not walk.stopped, walk.replayed, rejections, walk.replays
         )
         while result.complete and (best := result.cheapest):
             if _lasts(question, walk.trials[best["number"]], confirm):
@@ -168,8 +172,9 @@ class _Walk:
         self.progress, self.stop = progress, stop
         self.trials: dict[int, Trial] = store.trials()
         self.work = question.work()
-        self.replayed = 0
+        self.replayed = self.replays = 0
         self.stopped = False
+        self._sharing = Sharing(question.scenario, question.space.knobs if self.work.shares else ())
 
     def grid(self) -> None:
         self._serve(dict(enumerate(self.question.space.grid())))
@@ -192,21 +197,43 @@ class _Walk:
         self.trials = {number: trial for number, trial in self.trials.items() if number < count}
 
     def _serve(self, points: dict[int, Point]) -> None:
-        """Runs the trials that are not done yet, and keeps each as it ends."""
+        """Runs the trials that are not done yet, and keeps each as it ends, with those that it answers."""
         self._report()
-        missing = [number for number in points if number not in self.trials]
-        answers = self.run.until_interrupt(self.work.run, [points[number] for number in missing])
-        for index, outcome in answers if not self._asked_to_stop() else ():
-            trial = Trial(missing[index], points[missing[index]], outcome)
-            self.store.add(trial)
-            self.trials[trial.number] = trial
-            self.replayed += 1
-            self._report()
-            if self._asked_to_stop():
-                answers.close()
+        self._sharing.begin()
+        missing = {number: point for number, point in points.items() if number not in self.trials}
+        self._share(missing)
+        while missing and not self._asked_to_stop():
+            numbers = self._sharing.next(missing)
+            answers = self.run.until_interrupt(self.work.run, [missing[number] for number in numbers])
+            for index, outcome in answers:
+                number = numbers[index]
+                self._sharing.note(missing[number], outcome)
+                self.replays += 1
+                self._keep(Trial(number, missing[number], outcome))
+                if self._asked_to_stop():
+                    answers.close()
+                    break
+            stopped = any(number not in self.trials for number in numbers)
+            missing = {number: point for number, point in missing.items() if number not in self.trials}
+            if stopped:
                 break
+            self._share(missing)
         self.stopped = self.stopped or any(number not in self.trials for number in points)
         self.trials = dict(sorted(self.trials.items()))
+
+    def _share(self, missing: dict[int, Point]) -> None:
+        """Takes from `missing` the trials whose replay another one is."""
+        for number, point in list(missing.items()):
+            outcome = self._sharing.answer(point)
+            if outcome is not None:
+                self._keep(Trial(number, point, outcome))
+                del missing[number]
+
+    def _keep(self, trial: Trial) -> None:
+        self.store.add(trial)
+        self.trials[trial.number] = trial
+        self.replayed += 1
+        self._report()
 
     def _asked_to_stop(self) -> bool:
         return self.stop is not None and self.stop()

@@ -19,6 +19,7 @@ from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.machine.gpus import gpu as find_gpu
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.replay.metrics import STATISTICS
+from pagecast.sim.replay.room import Room
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
@@ -61,7 +62,7 @@ class TrialResult:
     """Result of a trial: `figures` by name (`FIGURES`), or the `reason` why the scenario can't run.
 
     `costs` is the name of the step costs that it was served with, `rejections` the number of rejected
-    requests by reason.
+    requests by reason. `room`: what a replay left of its limits, where trials share replays.
     """
 
     figures: Mapping[str, Figure]
@@ -69,6 +70,7 @@ class TrialResult:
     reason: str = ""
     costs: str = ""
     rejections: Mapping[str, int] = field(default_factory=dict)
+    room: Room | None = field(default=None, compare=False)
 
     @property
     def meets(self) -> bool:
@@ -84,13 +86,17 @@ class TrialResult:
 
 @dataclass(frozen=True)
 class Trials:
-    """Data that all trials of a study share. An executor calls `run` with one point at a time."""
+    """Data that all trials of a study share. An executor calls `run` with one point at a time.
+
+    `shares`: whether a trial may answer others, and says which (`TrialResult.room`).
+    """
 
     trace: Trace
     scenario: Scenario
     level: Slo
     fleet: FleetSettings | None = None
     loads: Loads | None = None
+    shares: bool = False
 
     def run(self, point: Point) -> TrialResult:
         """Serves the trace at `point`. A scenario that can't run (no room for a block) says why."""
@@ -103,6 +109,7 @@ class Trials:
             self.level.verdict(result).terms,
             costs=str(result.summary["costs"]),
             rejections=result.summary["rejected_reasons"],
+            room=result.room,
         )
 
     def _replay(self, point: Point) -> Result:
@@ -110,7 +117,7 @@ class Trials:
         trace = self.trace if self.loads is None else self.loads.at(point)
         if self.fleet is None:
             check_memory(scenario)
-            return replay(trace, scenario, keep_steps=False)
+            return replay(trace, scenario, keep_steps=False, room=self.shares)
         fleet = fleet_at(self.fleet, point)
         for number in range(len(fleet.groups)):
             check_memory(fleet.group_scenario(number, scenario))

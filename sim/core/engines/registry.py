@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from pagecast.sim.core.engines import DEFAULT_ENGINE
 from pagecast.sim.core.engines.nano_vllm.profile import NANO_VLLM
 from pagecast.sim.core.engines.own import OWN
@@ -20,6 +22,7 @@ ENGINES: dict[str, Profile] = {**PROFILES, "trtllm": TRTLLM[0], OWN.name: OWN}
 """What may be chosen: the profiles, TensorRT-LLM by its engine's name, and our own engine."""
 
 
+@lru_cache(maxsize=64)  # a scenario asks again and again
 def profile(text: str) -> Profile:
     """The rules of NAME or NAME@VERSION. Errors: BadInput with the names, or the versions, there are."""
     name, _, version = text.partition("@")

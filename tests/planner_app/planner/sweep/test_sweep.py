@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -354,12 +355,14 @@ def test_step_costs_are_named_and_where_they_differ_it_is_said(tmp_path, capsys)
 def test_a_study_from_before_trials_told_their_costs_goes_on(chat, reference, tmp_path):
     done = []
     question = reference.question
-    sweep(question, out=tmp_path, progress=done.append, stop=lambda: max(done) >= 3)
+    before = sweep(question, out=tmp_path, progress=done.append, stop=lambda: max(done) >= 3)
     with sqlite3.connect(tmp_path / "study.sqlite") as database:
         database.execute("ALTER TABLE trials DROP COLUMN costs")
     result = sweep(question, out=tmp_path)
     assert result.table.drop(columns="step_costs").equals(reference.table.drop(columns="step_costs"))
-    assert result.table["step_costs"].tolist() == [*[""] * 3, *["roofline"] * 17]
+    untold = set(before.table["number"])
+    assert len(untold) == 3
+    assert result.table["step_costs"].tolist() == ["" if at in untold else "roofline" for at in range(20)]
 
 
 def test_without_a_service_level_none_is_spoken_of(capsys):
@@ -447,3 +450,16 @@ def test_the_cheapest_keeps_the_slo_when_the_load_goes_on() -> None:
     assert alone.cheapest is not None and alone.cheapest["max_num_seqs"] == 64
     assert sure.cheapest is None and not sure.table["lasts"].any()
     assert "breaks when the load goes on" in answer(sure)
+
+
+def test_trials_that_share_a_replay_have_the_figures_of_their_own(chat, monkeypatch):
+    knobs = ["block_size=16,64", "num_gpu_blocks=2000,6000,7000", "max_num_seqs=4,64,90"]
+    question = asked(chat, knobs, slo=LEVEL)
+    shared = sweep(question)
+    assert shared.replayed == 18
+    assert shared.replays < 14
+    alone = replace(question.work(), shares=False)
+    monkeypatch.setattr(SweepQuestion, "work", lambda self: alone)
+    apart = sweep(question)
+    assert apart.replays == 18
+    assert shared.table.equals(apart.table)
