@@ -22,6 +22,7 @@ _KINDS = {
     KvKind.WINDOW: "window",
     KvKind.CHUNK: "chunk",
     KvKind.STATE: "state",
+    KvKind.RING: "ring",
     KvKind.CHECKPOINT: "state",
 }
 # Of public start-up logs: see docs/models.md.
@@ -72,11 +73,12 @@ def _decisions(facts: ModelFacts) -> str:
     except BadInput as error:
         return f"not simulated: {error}"
     plain = "one group of layers" if layout.groups == 1 else f"{layout.groups} groups ({_groups(layout)})"
-    reuse = (
-        "prefix reuse at states that were kept, as in vLLM 0.33"
-        if any(spec.kind is KvKind.STATE for spec in layout.specs)
-        else "prefix reuse as in vLLM"
-    )
+    kinds = {spec.kind for spec in layout.specs}
+    reuse = "prefix reuse as in vLLM"
+    if KvKind.RING in kinds:
+        reuse = "prefix reuse is not simulated, for its indexer pools keys"
+    elif KvKind.STATE in kinds:
+        reuse = "prefix reuse at states that were kept, as in vLLM 0.33"
     return f"{plain}, blocks of {layout.block_bytes / (1 << 10):,.0f} KiB as in vLLM 0.33; {reuse}"
 
 

@@ -13,6 +13,7 @@ def group_words(group: GroupSpec) -> str:
         KvKind.WINDOW: f"window of {group.window:,} tokens",
         KvKind.CHUNK: f"chunks of {group.window:,} tokens",
         KvKind.STATE: "recurrent states",
+        KvKind.RING: "tokens that an indexer is still pooling",
         KvKind.CHECKPOINT: "recurrent states, cached at ends of blocks",
     }
     return words[group.kind]

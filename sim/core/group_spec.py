@@ -26,6 +26,7 @@ class KvKind(Enum):
     WINDOW = "sliding_window"  # the newest `window` tokens
     CHUNK = "chunked_local_attention"  # the tokens of the current chunk of `window` tokens
     STATE = "mamba"  # one recurrent state, however long the sequence is
+    RING = "ring"  # the tokens that are still to be pooled into one key of an indexer
     CHECKPOINT = "mamba_align"  # the newest recurrent state, and others at the ends of blocks to be found
 
     __hash__ = object.__hash__  # kinds are alike by identity; Enum's own takes as long as a rule of `KINDS`
@@ -67,8 +68,8 @@ class GroupSpec:
 
     @property
     def kind_name(self) -> str:
-        """The kind in vLLM's vocabulary, which calls recurrent states of both kinds `mamba`."""
-        return KvKind.STATE.value if self.rules.sparse else self.kind.value
+        """The kind in vLLM's vocabulary, which calls recurrent states of both kinds, and rings, `mamba`."""
+        return KvKind.STATE.value if self.kind in (KvKind.RING, KvKind.CHECKPOINT) else self.kind.value
 
     def skipped_tokens(self, computed: int) -> int:
         """Tokens, from the start, that no layer of the group reads once `computed` tokens are computed."""
@@ -242,6 +243,10 @@ class RecurrentState(KindRules):
         return min(tokens, 1) * spec.states
 
 
+class Ring(RecurrentState):
+    """Layers with the tokens of a key that an indexer is still pooling: as a state, in one block of them."""
+
+
 class Checkpoint(Window):
     """Recurrent layers whose states can be found at the ends of blocks (vLLM's `mamba_cache_mode` align).
 
@@ -269,6 +274,7 @@ KINDS: dict[KvKind, KindRules] = {
     KvKind.WINDOW: Window(),
     KvKind.CHUNK: Chunk(),
     KvKind.STATE: RecurrentState(),
+    KvKind.RING: Ring(),
     KvKind.CHECKPOINT: Checkpoint(),
 }
 """The rules of each kind."""
@@ -301,6 +307,11 @@ def check_groups(groups: tuple[GroupSpec, ...], block_size: int, *, caching: boo
         )
     if not caching:
         return
+    if any(group.kind is KvKind.RING for group in groups):
+        raise BadInput(
+            "prefix caching of models whose indexer pools keys (GLM-5.3 Flash) is not simulated; "
+            "turn enable_prefix_caching off"
+        )
     if not all(group.rules.cached for group in groups):
         raise BadInput(
             "prefix caching of recurrent states is not simulated for this engine and version; "

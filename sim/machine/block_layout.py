@@ -126,8 +126,8 @@ def _beside_index_keys(model: ModelFacts, states: Pages, attention: Pages, full:
     size = attention.spec.block_size
     parts = [states, attention, Pages(attention.spec, indexer.layers, round(size * indexer.token_bytes))]
     if indexer.pool > 1:
-        ring = GroupSpec(KvKind.STATE, indexer.pool)
-        parts.append(Pages(ring, indexer.layers, indexer.pool * indexer.pooled_token_bytes, ring=True))
+        ring = GroupSpec(KvKind.RING, indexer.pool)
+        parts.append(Pages(ring, indexer.layers, indexer.pool * indexer.pooled_token_bytes))
     return _packed(tuple(parts), size)
 
 

@@ -275,7 +275,7 @@ def _bytes_per_token(
     tokens, usable = options.sequence_tokens, blocks - 1
     blocks_each = 0.0
     for spec in layout.specs:
-        if spec.kind in (KvKind.STATE, KvKind.CHECKPOINT):
+        if spec.kind in (KvKind.STATE, KvKind.RING, KvKind.CHECKPOINT):
             blocks_each += spec.states
             continue
         window_tokens = min(spec.window, tokens) if spec.window else tokens

@@ -18,21 +18,17 @@ _RETAINED = (KvKind.FULL, KvKind.LATENT)
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """`layers` layers that each put a page of `page_bytes` in a block of their group, of form `spec`.
-
-    `ring`: the page is a request's only one, however long its sequence is.
-    """
+    """`layers` layers that each put a page of `page_bytes` in a block of their group, of form `spec`."""
 
     spec: GroupSpec
     layers: int
     page_bytes: int
-    ring: bool = False
 
     @property
     def shares(self) -> tuple[object, ...]:
         """What layers must have in common to share a block table."""
         if self.spec.kind is KvKind.STATE:
-            return (KvKind.STATE, self.ring, self.spec.block_size if self.ring else self.page_bytes)
+            return KvKind.STATE, self.page_bytes
         kind = KvKind.FULL if self.spec.kind in _RETAINED else self.spec.kind
         return kind, self.spec.block_size, self.spec.window
 
@@ -72,7 +68,7 @@ def packed_groups(pages: tuple[Pages, ...]) -> tuple[tuple[GroupSpec, ...], int]
         return -(-bucket.repeats // repeats) if bucket.balanced and repeats else 1
 
     def is_state(bucket: _Bucket) -> bool:
-        return bucket.spec.kind is KvKind.STATE or (not repeats and bucket.spec.kind is KvKind.WINDOW)
+        return not bucket.spec.rules.grows or (not repeats and bucket.spec.kind is KvKind.WINDOW)
 
     anchor = max(b.widest(b.layers if is_state(b) else split(b)) for b in buckets.values())
     specs: list[GroupSpec] = []

@@ -24,7 +24,7 @@ def test_hybrid_models_are_grouped_as_vllm_groups_them(name: str, drafts: int) -
     if drafts:
         facts = holding_states(with_draft_layers(facts), drafts, 0)
     layout = model_layout(facts, 16, kv_cache_dtype="auto" if facts.attention.compressed else "bf16")
-    groups = sorted([spec.kind.value, spec.block_size] for spec in layout.specs)
+    groups = sorted([spec.kind_name, spec.block_size] for spec in layout.specs)
     assert groups == sorted(there["groups"])
     assert layout.block_bytes == there["block_bytes"]
 
