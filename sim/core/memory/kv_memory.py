@@ -233,7 +233,7 @@ class KvMemory(OffloadableMemory):
         groups, drafter = self._specs, self._limits.drafter_groups
         self._dropping = frozenset([groups[number] for number in drafter] or groups)
         for group in self.layers:
-            if group.spec in self._dropping:
+            if group.spec in self._dropping or group.scattered:
                 group.drop_last()
 
     # ---- finding
@@ -586,12 +586,10 @@ class KvMemory(OffloadableMemory):
         A group none of whose layers reads these tokens any more (a window of one token) takes none yet.
         """
         self.step_end = tokens
-        by_group = self.tables_of(request)
-        missing = self._missing(request, by_group, tokens)
-        for place, group in enumerate(self.layers):
-            if group.spec.skipped_tokens(tokens) >= tokens:
-                missing[place] = 0
-        self._take(request, by_group, missing, tokens)
+        for group, table in zip(self.layers, self.tables_of(request), strict=True):
+            if group.spec.skipped_tokens(tokens) < tokens:
+                rows = max(-(-tokens // group.spec.block_size) - table.places, 0)
+                group.grow(request, table, self.extents.take(rows * group.width))
 
     def _take(self, request: Request, by_group: list[Table], missing: list[int], tokens: int) -> None:
         """Takes so many blocks for each table of a request, group by group."""

@@ -155,7 +155,10 @@ class LayerGroup:
     def grow(self, request: Request, table: Table, blocks: array[int]) -> None:
         """Adds blocks just taken, group by group, to the end of a table."""
         table.add_rows(blocks, len(blocks) // self.width)
-        if self.log.events is not None:
+        self._tell_taken(request, blocks)
+
+    def _tell_taken(self, request: Request, blocks: array[int]) -> None:
+        if blocks and self.log.events is not None:
             self.log.add(EventKind.ALLOCATED, request.id, blocks.tolist(), group=self.index)
 
     def arrange(self, request: Request, table: Table, blocks: array[int], tokens: int) -> None:

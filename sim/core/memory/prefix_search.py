@@ -48,7 +48,8 @@ class PrefixSearch:
 
         Each kind of layers may shorten the prefix; then the others are asked again, until none does. Layers
         that keep all are looked up once; later rounds cut that hit. Those in `dropping` leave out the last
-        block of a hit (EAGLE), each kind once: `dropped` are the kinds that have.
+        block of a hit (EAGLE), each kind once: `dropped` are the kinds that have. (States have none to leave
+        out, but count.)
         When a kind finds less, all may drop a block again.
         """
         if self._plain and not dropping:
@@ -68,7 +69,10 @@ class PrefixSearch:
                     length = length // size * size
                     continue
                 drop = lookup.spec in dropping and number not in dropped
-                hits = lookup.find(keys, min(length + size, seen) if drop else length, drop=drop)
+                if drop and not lookup.spec.rules.sparse:
+                    hits = lookup.find(keys, min(length + size, seen), drop=True)
+                else:
+                    hits = lookup.find(keys, length)
                 hits_by_lookup[number] = hits
                 shorter = hits[0].places * size < length
                 length = hits[0].places * size

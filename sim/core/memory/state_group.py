@@ -26,15 +26,17 @@ from pagecast.sim.core.request import Request, State
 class StateTable(Table):
     """A table whose blocks stand apart: `at` has the place of each of `held`, of one row each.
 
-    `started`: it has had its first chunk.
+    `started`: it has had its first chunk. `exported`: the place that the chunk fills with a state within it,
+    and that of the block at whose end this state is; until it is published.
     """
 
-    __slots__ = ("at", "started")
+    __slots__ = ("at", "exported", "started")
 
     def __init__(self, nothing: array[int], width: int = 1) -> None:
         super().__init__(nothing, width)
         self.at: list[int] = []
         self.started = False
+        self.exported: tuple[int, int] | None = None
 
     def has(self, place: int) -> bool:
         """Whether a place has a block."""
@@ -53,6 +55,7 @@ class StateGroup(LayerGroup):
     """The rules of one such group."""
 
     scattered = True
+    _leaves_block = False  # whether hits leave out their last block in other groups (EAGLE)
 
     def new_table(self) -> StateTable:
         return StateTable(self.pool.nothing, self.width)
@@ -122,8 +125,12 @@ class StateGroup(LayerGroup):
         return end >= prompt_end and self._can_export(start, end, self.last_end(prompt_end))
 
     def last_end(self, tokens: int) -> int:
-        """The last end of a block before a prompt's end at which its state can be found."""
-        return max(tokens - max(1, self.key_lookahead), 0) // self._size * self._size
+        """The last end of a block before a prompt's end at which its state can be found.
+
+        A hit leaves the last token to compute, or its last block (EAGLE), or what the last key covers more.
+        """
+        left = self._size if self._leaves_block else max(1, self.key_lookahead)
+        return max(tokens - left, 0) // self._size * self._size
 
     # ---- claiming, growing, giving back
 
@@ -149,22 +156,40 @@ class StateGroup(LayerGroup):
                 for place in range(before - drafts, before):
                     if place >= skipped:
                         break
-                    table.at[table.at.index(place)] = last
+                    number = table.at.index(place)
+                    table.at[number] = last
                     last += 1
-            for number in range(len(blocks)):
-                extent = Extent(blocks[number : number + 1], None, 0, 1)
-                extent.origin = table.origin
-                table.held.append((extent, 1))
-                table.at.append(last + number)
+                    if self.pool.allocations is not None:  # what is taken along counts as taken anew
+                        self.pool.allocations += table.held[number][0].blocks
+            self._put(table, blocks, last)
             last += len(blocks)
             order = sorted(range(len(table.at)), key=table.at.__getitem__)
             table.held = [table.held[number] for number in order]
             table.at = [table.at[number] for number in order]
             table.places = max(last, before)
         table.started = True
+        table.exported = None
+        if exports:
+            table.exported = -(-tokens // self._size) - 2, self.last_end(tokens) // self._size - 1
         table.note_nulls()
-        if blocks and self.log.events is not None:
-            self.log.add(EventKind.ALLOCATED, request.id, blocks.tolist(), group=self.index)
+        self._tell_taken(request, blocks)
+
+    def grow(self, request: Request, table: Table, blocks: array[int]) -> None:
+        """Adds the block of a state that a load brings, at the next place."""
+        assert isinstance(table, StateTable)
+        self._put(table, blocks, table.places)
+        table.places += len(blocks)
+        table.note_nulls()
+        self._tell_taken(request, blocks)
+
+    @staticmethod
+    def _put(table: StateTable, blocks: array[int], place: int) -> None:
+        """Adds blocks to a table, from a place on."""
+        for number in range(len(blocks)):
+            extent = Extent(blocks[number : number + 1], None, 0, 1)
+            extent.origin = table.origin
+            table.held.append((extent, 1))
+            table.at.append(place + number)
 
     def leave(self, request: Request, table: Table, skipped: int) -> None:
         assert isinstance(table, StateTable)
@@ -186,6 +211,10 @@ class StateGroup(LayerGroup):
 
     # ---- publishing
 
+    def drop_last(self) -> None:
+        """From now on hits end a block earlier; a state stands for all before it, and none is left out."""
+        self._leaves_block = True
+
     def withdraw(self, table: Table, full: int) -> None:
         """Leaves states findable: no hit goes beyond what the layers have that keep every token."""
 
@@ -202,17 +231,20 @@ class StateGroup(LayerGroup):
         assert isinstance(table, StateTable)
         first = table.stored
         table.stored = full
-        numbers = [
-            number
-            for number, place in enumerate(table.at)
-            if first <= place < full and self._is_reachable(place, boundaries)
-        ]
+        exported, table.exported = table.exported, None
+        found: list[
+            tuple[int, int]
+        ] = []  # numbers of blocks, and the places of the blocks at whose ends they are
+        for number, place in enumerate(table.at):
+            end = exported[1] if exported is not None and place == exported[0] else place
+            if first <= place < full and self._is_reachable(end, boundaries):
+                found.append((number, end))
         if self.log.kv is not None:
-            places = [table.at[number] for number in numbers]
-            blocks = [block for number in numbers for block in table.held[number][0].blocks]
+            places = [end for _, end in found]
+            blocks = [block for number, _ in found for block in table.held[number][0].blocks]
             self.log.kv.stored(request, first, full, places, blocks, self.index, self.spec)
-        for number in numbers:
-            self._store(request, table, number, table.at[number])
+        for number, end in found:
+            self._store(request, table, number, end)
 
     def _store(self, request: Request, table: StateTable, number: int, place: int) -> None:
         """Makes the state of a block findable, as that at the end of the block at `place`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import simpy
@@ -217,6 +216,7 @@ def test_a_long_request_fits_a_window_that_its_whole_length_would_not() -> None:
     [
         ((STATE,), 4, False, "one must keep KV per token"),
         ((FULL, STATE), 4, True, "turn enable_prefix_caching off"),
+        ((FULL, CACHED, GroupSpec(KvKind.RING)), 4, True, "whose indexer pools keys"),
         ((FULL, CACHED), 4, True, r"vLLM 0\.24, but for 0\.33; turn enable_prefix_caching off"),
         ((FULL, GroupSpec(KvKind.WINDOW, 6, 5)), 4, True, "block_size 4 does not divide"),
         ((GroupSpec(KvKind.FULL, 8), CHUNK), 4, True, "one block size in all KV groups"),
@@ -493,16 +493,6 @@ def probed(
     env.process(probe())
     env.run()
     return recorder.requests(), seen
-
-
-def test_a_host_tier_with_recurrent_states_refuses_what_was_not_compared() -> None:
-    host = HostTierSpec(64)
-    limits = Limits(60, SIZE, 8, 32, groups=(FULL, CACHED), host=host)
-    with pytest.raises(BadInput, match="a disk behind the host tier"):
-        vllm("0.33").check(replace(limits, host=replace(host, disk=True)))
-    drafter = SimpleNamespace(lookahead=1, recomputes_block=True, reserved=0)
-    with pytest.raises(BadInput, match="speculate with n-grams"):
-        vllm("0.33").check(limits, drafter)
 
 
 def test_a_prompt_that_left_the_device_takes_its_state_from_the_host() -> None:

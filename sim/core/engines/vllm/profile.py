@@ -107,14 +107,6 @@ class VllmProfile(Profile):
                 f"prefix caching of recurrent states is not simulated for vLLM {self.version}, but for "
                 f"{VERSIONS[-1]}; turn enable_prefix_caching off"
             )
-        if caches_states(limits.groups) and limits.host is not None:
-            if limits.host.disk:
-                raise BadInput("a disk behind the host tier is not simulated for layers of recurrent states")
-            if drafter is not None and (drafter.lookahead or drafter.recomputes_block):
-                raise BadInput(
-                    "KV offloading of recurrent states is not simulated with draft models, EAGLE and MTP; "
-                    "speculate with n-grams, or leave the host tier out"
-                )
         settings = limits.settings(VllmSettings())
         settings.check_version(self.version)
         tokens = settings.max_num_scheduled_tokens

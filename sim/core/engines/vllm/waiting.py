@@ -152,7 +152,9 @@ class WaitingPass:
         if self.rules.offload.reserves_drafts == 1:
             own = -(-drafts // (aligned_tokens(limits.groups) if limits.groups else limits.block_size))
             return offloading.reserved_blocks(limits.max_model_len, completed, beside=own) + own
-        sizes = [group.block_size for group in limits.groups] or [limits.block_size]
+        # States have blocks for drafts by themselves.
+        sizes = [group.block_size for group in limits.groups if not group.rules.sparse]
+        sizes = sizes or [limits.block_size]
         own = sum(-(-drafts // size) for size in sizes)
         return offloading.reserved_blocks(limits.max_model_len, completed, drafts=drafts) + own
 
