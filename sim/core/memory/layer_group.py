@@ -234,9 +234,8 @@ class LayerGroup:
 
     def _set_pieces(self) -> None:
         """Notes what decides, beside the places, which `parts` there are: where it is equal they are."""
-        self.pieces = self._units, min(self._reachable, self._segment_blocks)
-        if self._sparse:
-            self.pieces = self._units, -1 - self._reachable
+        reachable = -1 - self._reachable if self._sparse else min(self._reachable, self._segment_blocks)
+        self.pieces = self._units, reachable, self._dropping
 
     def full(self, table: Table, tokens: int, computed: int) -> int:
         """The full blocks, from the start, that can be found once the first `tokens` tokens are published.
