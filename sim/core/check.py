@@ -104,13 +104,13 @@ def _check_radix(memory: RadixMemory, s: Scheduler) -> None:
 
 @check_memory.register
 def _check_blocks(memory: KvMemory, s: Scheduler) -> None:
-    pool = memory.extents
+    pool = memory.pool
     holders: Counter[Extent] = Counter()
     tails: list[int] = []
     entries = 0
     for request in memory.tables:
         _check_holder(s, request)
-        for group, table in zip(memory.layers, memory.tables_of(request), strict=True):
+        for group, table in zip(memory.groups, memory.tables_of(request), strict=True):
             extents = table.extents()
             holders.update(extents)
             tails += table.tail
@@ -137,7 +137,7 @@ def _check_blocks(memory: KvMemory, s: Scheduler) -> None:
     _hold(all(extent.free_rows for extent in given_back), "a free extent has a holder")
     _hold(len(free) == pool.free_blocks, f"{len(free)} free blocks, {pool.free_blocks} counted")
     _hold(sorted(held + free) == list(range(pool.num_blocks)), "a block is lost, or in two places")
-    shared = sum(group.shared_blocks for group in memory.layers)
+    shared = sum(group.shared_blocks for group in memory.groups)
     _hold(shared == entries - memory.used_blocks, f"{shared} shared blocks, {entries} in all tables")
     _check_extents(pool, [*holders, *whole])
     if pool.ledger is not None:

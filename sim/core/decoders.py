@@ -149,24 +149,24 @@ class Decoders:
         """The requests that fill a block at a tick, in admission order."""
         return self._buckets[(tick + 1) % self.block_size]
 
-    def at_places(self, tick: int, places: Iterable[int]) -> list[Request]:
-        """The requests that compute, at a tick, one of these places of a block."""
+    def at_offsets(self, tick: int, offsets: Iterable[int]) -> list[Request]:
+        """The requests that compute, at a tick, one of these offsets in a block."""
         size = self.block_size
         requests: list[Request] = []
-        for place in places:
-            bucket = self._buckets[(tick - place) % size]
+        for offset in offsets:
+            bucket = self._buckets[(tick - offset) % size]
             if bucket:
                 requests += bucket
         return requests
 
-    def busy(self, places: Iterable[int]) -> list[bool]:
-        """For each tick, modulo the block size, whether a request computes one of these places then."""
+    def busy(self, offsets: Iterable[int]) -> list[bool]:
+        """For each tick, modulo the block size, whether a request computes one of these offsets then."""
         size = self.block_size
         busy = [False] * size
         for lag, bucket in enumerate(self._buckets[:size]):
             if bucket:
-                for place in places:
-                    busy[(lag + place) % size] = True
+                for offset in offsets:
+                    busy[(lag + offset) % size] = True
         return busy
 
     def ticks_within(self, tick: int, crossings: int) -> int:

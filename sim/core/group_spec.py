@@ -143,15 +143,15 @@ class KindRules:
         """
         return max(aligned // spec.block_size, 1)
 
-    def places(self, spec: GroupSpec, unit: int) -> set[int]:
-        """Positions within a key block of `unit` tokens at which a decoding request has a block to give back.
+    def offsets(self, spec: GroupSpec, unit: int) -> set[int]:
+        """Offsets in a key block of `unit` tokens at which a decoding request has a block to give back.
 
         Those at which it begins or fills a block are known.
         """
         return set()
 
-    def leave_place(self, spec: GroupSpec, unit: int) -> int | None:
-        """The only such position; None: there are several, or a block leaves as soon as it is full.
+    def leave_offset(self, spec: GroupSpec, unit: int) -> int | None:
+        """The only such offset; None: there are several, or a block leaves as soon as it is full.
 
         For kinds that are `windowed`.
         """
@@ -193,12 +193,12 @@ class Window(KindRules):
         """Those of a window, and the one left out."""
         return self.window_blocks(spec) + dropping
 
-    def places(self, spec: GroupSpec, unit: int) -> set[int]:
+    def offsets(self, spec: GroupSpec, unit: int) -> set[int]:
         """The one at which the window passes the end of a block."""
         return {(spec.window - 1) % unit}
 
-    def leave_place(self, spec: GroupSpec, unit: int) -> int | None:
-        """That place, of blocks of one key that the window exceeds."""
+    def leave_offset(self, spec: GroupSpec, unit: int) -> int | None:
+        """That offset, of blocks of one key that the window exceeds."""
         return (spec.window - 1) % unit if spec.window > spec.block_size == unit else None
 
 
@@ -221,7 +221,7 @@ class Chunk(KindRules):
         """The first of the chunk; nothing before it is read."""
         return self.skipped_tokens(spec, tokens) // spec.block_size
 
-    def places(self, spec: GroupSpec, unit: int) -> set[int]:
+    def offsets(self, spec: GroupSpec, unit: int) -> set[int]:
         """All, where a chunk may end anywhere; none beside the start of a block, where it ends there."""
         return set(range(unit)) if spec.window % unit else set()
 
@@ -263,7 +263,7 @@ class Checkpoint(Window):
         """Those that a request holds at a time; the other places are null."""
         return spec.states
 
-    def leave_place(self, spec: GroupSpec, unit: int) -> int | None:
+    def leave_offset(self, spec: GroupSpec, unit: int) -> int | None:
         """None: blocks that cannot be found leave too."""
         return None
 

@@ -383,7 +383,7 @@ class Step:
         coming = bool(running.joining)
         if running.at_commit and not coming:
             coming = any(plan.chunks for plan in running.in_flight)
-        self._queue.blocked = not self._memory.may_find_more(request, hit, coming=coming)
+        self._queue.blocked = not self._memory.refusal_may_change(request, hit, coming=coming)
 
     def abort(self, request: Request, reason: str) -> None:
         """Ends a request that can't go on: as cancelled, or as rejected where it was never admitted."""

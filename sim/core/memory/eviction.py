@@ -32,8 +32,8 @@ class Eviction:
         """Adds blocks that have just become free."""
         raise NotImplementedError
 
-    def add_beside(self, extent: Extent, place: Extent) -> None:
-        """Adds an extent cut off the end of `place`, to be taken just before it."""
+    def add_beside(self, extent: Extent, whole: Extent) -> None:
+        """Adds an extent cut off the end of `whole`, to be taken just before it."""
         raise NotImplementedError
 
     def remove(self, extent: Extent) -> None:

@@ -70,15 +70,15 @@ class Extent:
     """Rows of `width` blocks, one of each group: row i ends with key block `number + i * units` of a segment.
 
     `key` is that of the segment and the groups; None: the content can't be found. `holders`: how many tables
-    hold it; 0: it is free, and `free` has its place. Its only holder may have given back its first rows one
-    by one: `free_rows` has the place of each of them, and nobody holds them. `is_spare`: another extent of
+    hold it; 0: it is free, and in `free`. Its only holder may have given back its first rows one
+    by one: `free_rows` has the `Free` of each of them, and nobody holds them. `is_spare`: another extent of
     equal content is found in its place. `rest` is what was split off its end while a table held both; it
     counts only for entries of tables that are longer than the extent, and may be out of date otherwise.
     `uses` counts the tables that reused it.
 
     Where it is `in_tree` it has `parent` and `children`, and `is_rest`: it was split off its parent's end.
     `origin` is the request that wrote it, `made` when, `keep` the retention that is asked for it; where
-    nobody asks for these they are None and 0. `level` and `used` are its place in a heap while it is free
+    nobody asks for these they are None and 0. `level` and `used` are its rank in a heap while it is free
     (`RankedEviction`).
     """
 

@@ -14,11 +14,11 @@ Terms:
 
 row       the blocks of one position in a table, one of each of `width` equal groups that go together
 extent    neighbouring rows that the same tables hold; held or free as a whole, but for its first rows
-free      a place in the order of free blocks (`Free`): extents that were freed together, which are taken
+free      blocks in the order of free ones (`Free`): extents that were freed together, which are taken
           column by column, or single rows in the order in which each left its window (`by_row`)
-ring      the places, first the one that is taken first
+ring      all of these, first the one that is taken first
 blank     a free block without content; blanks are taken before all others
-begun     blocks of the place at the head of the ring, unlinked from it because a take ended within it. All
+begun     blocks that were at the head of the ring, unlinked from it because a take ended within it. All
           its blocks stand in `begun` in taking order, as that crosses the rows of several extents
 unbroken  extents of `begun` none of whose rows lacks a block: their content can still be found and held again
 broken    rows of `begun` of which a block was taken. No hit finds them; but vLLM, which looks group by group,
@@ -98,7 +98,9 @@ class ExtentPool:
         self.blanks = numbered_blocks(num_blocks) if numbered else unnumbered_blocks(num_blocks)
         self._numbered = numbered
         self.unnumbered = self.blanks[:0] if numbered else self.blanks[:]  # never changed
-        self.tails: dict[int, set[int]] = {}  # blocks by further names (see `LayerGroup.name_tail`)
+        self.partial_names: dict[
+            int, set[int]
+        ] = {}  # blocks by further names (see `LayerGroup.name_partial`)
         self.nothing = self.blanks[:0]  # an empty sequence of blocks, never changed
         self.owed = 0
         lazy = not (numbered or self._heard) and blanks_first
@@ -156,8 +158,8 @@ class ExtentPool:
         """Evicts what is owed: from now on only what is in the pool can be found.
 
         Extents at the head of the ring that are owed as a whole are dropped without a look at their blocks,
-        which is what makes it worth to wait. Only the last place may be owed in part, and is taken from as if
-        its blocks had numbers.
+        which is what makes it worth to wait. Only the last may be owed in part, and is taken from as if its
+        blocks had numbers.
         """
         owed = self.owed
         self.owed = 0
@@ -177,9 +179,9 @@ class ExtentPool:
             taken = self._take_next(n)
             n -= len(taken)
             evicted = evicted + taken if evicted else taken
-        if self.tails:
+        if self.partial_names:
             for block in evicted:
-                self.tails.pop(block, None)
+                self.partial_names.pop(block, None)
         return evicted
 
     def _lose(self, extent: Extent, number: int, blocks: array[int]) -> None:
@@ -213,12 +215,12 @@ class ExtentPool:
         if self.begun:
             return self._take_begun(n)
         free = self.ring.after
-        return self._take_rows(free, n) if free.by_row else self._take_columns(free, n)
+        return self._take_rows(free, n) if free.by_row else self._take_batch(free, n)
 
     def _take_rows(self, free: Free, n: int) -> array[int]:
         """Takes up to `n` blocks of the first rows of extents.
 
-        Rows left their windows one by one, often thousands in one place, each of another extent. So an
+        Rows left their windows one by one, often thousands one after another, each of another extent. So an
         extent loses its front in place, and `free.extents` is cut once at the end: `del` of each first one
         would be quadratic.
         """
@@ -266,12 +268,12 @@ class ExtentPool:
         if not free.extents:
             _unlink(free)
 
-    def _take_columns(self, free: Free, n: int) -> array[int]:
+    def _take_batch(self, free: Free, n: int) -> array[int]:
         """Takes `n` blocks of extents freed together, or begins to: `_take_begun` takes the rest."""
         extents = free.extents
         heard = self._heard or not self._blanks_first
         if extents[0].width == 1 and (heard or n < sum([len(extent.blocks) for extent in extents])):
-            return self._take_column(free, n)
+            return self._take_of_one_group(free, n)
         blocks = _in_order(extents)
         if n < len(blocks):
             _unlink(free)
@@ -293,7 +295,7 @@ class ExtentPool:
             if self.spares:
                 self._replace(extent, extent.number, extent.rows)
 
-    def _take_column(self, free: Free, n: int) -> array[int]:
+    def _take_of_one_group(self, free: Free, n: int) -> array[int]:
         """Takes up to `n` blocks of extents of one group that were freed together."""
         extents = free.extents
         heard = self._heard or not self._blanks_first
@@ -530,7 +532,7 @@ class ExtentPool:
         are done. Of a `Leaver` only the table and its null rows are read.
         """
         # This is the hot loop of models with windows: in every step a row leaves for each request that begins
-        # a block. Nothing is cut or moved here. An extent keeps its rows and only notes the places of those
+        # a block. Nothing is cut or moved here. An extent keeps its rows and only notes the `Free` of those
         # that are free (`free_rows`); its table counts its entry one shorter. Rows of one call, and of calls
         # after it, share one `Free` at the end of the ring while nothing else is freed behind it.
         if self.ledger is not None:

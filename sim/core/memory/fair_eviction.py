@@ -34,7 +34,7 @@ class FairEviction(TimedEviction):
         self._tenants = tenants
         self._make = make
         self._blank: dict[Extent, None] = {}  # without content, in the order in which they go
-        self._place: dict[Extent, RankedEviction] = {}
+        self._orders_of: dict[Extent, RankedEviction] = {}
         self._weights: dict[str, float] = {}
         self._timed: list[TimedEviction] = []  # the orders in which retention ends with time
         self._ends = False  # whether some retention had a duration
@@ -49,7 +49,7 @@ class FairEviction(TimedEviction):
             order.now = self.now
             keep = extent.keep
             self._ends = self._ends or (keep is not None and keep.duration_ns is not None)
-        self._place[extent] = order
+        self._orders_of[extent] = order
         order.add(extent)
 
     def _order_of(self, tenant: str) -> RankedEviction:
@@ -62,12 +62,12 @@ class FairEviction(TimedEviction):
                 self._timed.append(timed)
         return order
 
-    def add_beside(self, extent: Extent, place: Extent) -> None:
-        order = self._place[extent] = self._place[place]
-        order.add_beside(extent, place)
+    def add_beside(self, extent: Extent, whole: Extent) -> None:
+        order = self._orders_of[extent] = self._orders_of[whole]
+        order.add_beside(extent, whole)
 
     def remove(self, extent: Extent) -> None:
-        order = self._place.pop(extent, None)
+        order = self._orders_of.pop(extent, None)
         if order is None:
             del self._blank[extent]
             return
@@ -84,7 +84,7 @@ class FairEviction(TimedEviction):
 
     def at_once(self, extent: Extent) -> int:
         """As many as the order of the extent's tenant takes at once."""
-        order = self._place.get(extent)
+        order = self._orders_of.get(extent)
         return extent.evictable() if order is None else order.at_once(extent)
 
     def _in_turn(self) -> Iterator[Extent]:
@@ -135,7 +135,7 @@ class FairEviction(TimedEviction):
 
     def __iter__(self) -> Iterator[Extent]:
         yield from self._blank
-        yield from self._place
+        yield from self._orders_of
 
     # ---- durations, where the tenants' orders have them
 
@@ -156,7 +156,7 @@ class FairEviction(TimedEviction):
         return None
 
     def revert(self, extent: Extent) -> None:
-        self._place[extent].revert(extent)
+        self._orders_of[extent].revert(extent)
 
     def figures(self) -> dict[str, object]:
         counted = {tenant: order.figures() for tenant, order in self.orders.items()}

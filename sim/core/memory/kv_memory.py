@@ -51,7 +51,7 @@ _LONG = 1 << 62
 class KvMemory(OffloadableMemory):
     """The blocks of one replica, in groups of layers as `limits.groups` says.
 
-    `block_size` is the number of tokens per block key. `places` are the positions within a key block at which
+    `block_size` is the number of tokens per block key. `offsets` are those within a key block at which
     a decoding request may take, publish or give back blocks. `progress(request)` says how many tokens of a
     generating request may be published by now. `numbered`: somebody asks for the numbers of blocks.
     `commits_late`: commits publish blocks, and may do so later than somebody looks for them.
@@ -95,7 +95,7 @@ class KvMemory(OffloadableMemory):
         together = not self._traced and log.events is None and limits.host is None and eviction.blanks_first
         if log.events is not None or limits.host is not None or self.partial_reuse is not None:
             numbered = True
-        self.extents = (
+        self.pool = (
             ExtentPool(
                 limits.num_blocks,
                 log,
@@ -107,23 +107,23 @@ class KvMemory(OffloadableMemory):
             if eviction.leaves_first
             else RankedExtentPool(limits.num_blocks, log, eviction, ledger=ledger, numbered=numbered)
         )
-        self._numbered = have_numbers(self.extents.blanks)
+        self._numbered = have_numbers(self.pool.blanks)
         self._limits = limits
         self._rules = rules
         # Blocks leave a window one step after the plan of the one that no longer reads them.
         self.late = limits.held_batches > 1
         # Of waiting and running requests: where a prefix ends that only some layers had.
         self._junctions: dict[Request, int] = {}
-        self.layers = self._make_layers(together=together)
+        self.groups = self._make_groups(together=together)
         self.tables: dict[Request, Tables] = {}
         self.detached_tables: list[Table] = []  # taken from their requests, and still to be given back
-        self._set_up_layers()
+        self._set_up_groups()
         self.writers = OutputWriters()
         self._progress = progress
         self.commits_late = False
         self._explicit: dict[Request, None] = {}  # then: generating requests with token ids
         self.crossing_blocks = len(specs)
-        self.places = _places(specs, limits.block_size, late=self.late)
+        self.offsets = _offsets(specs, limits.block_size, late=self.late)
         self.fresh: dict[Request, None] = {}  # requests that have not decoded since their last chunk
         # Tokens of those that filled a block with their turn in the step being made, to be published later.
         self.filled: dict[Request, int] = {}
@@ -135,11 +135,11 @@ class KvMemory(OffloadableMemory):
         # Whether each group takes one block per key block, and what leaves a window was published before.
         equal = all(spec.block_size == limits.block_size for spec in specs if spec.rules.grows)
         # Then all tables of a request have as many places, unless a load is to fill some of them.
-        scattered = any(group.scattered for group in self.layers)
-        self._alike_groups = equal and len(self._growing) == len(self.layers) and not scattered
+        scattered = any(group.scattered for group in self.groups)
+        self._alike_groups = equal and len(self._growing) == len(self.groups) and not scattered
         self._alike = self._alike_groups and (limits.host is None or len(specs) == 1)
         # Where blocks have levels, what leaves a window may go ahead of what is free.
-        in_order = eviction.leaves_first and self.windows.leave_place is not None
+        in_order = eviction.leaves_first and self.windows.leave_offset is not None
         self.regular = equal and (in_order or not self._window_groups) and not scattered
         # Whether blocks that leave a window may have no content, so that the next allocation takes them.
         self.leaves_blanks = bool(self._window_groups) and (rules.keeps_boundaries or not self.caching)
@@ -172,22 +172,22 @@ class KvMemory(OffloadableMemory):
             raise BadInput(
                 f"layers that keep every token have blocks of {max(sizes)} tokens, not of {self.block_size}"
             )
-        if len(self.layers) < len(specs):
+        if len(self.groups) < len(specs):
             self.divide()
-        self.extents.watch(watcher, frozenset([mark_of(number, 1) for number in main]))
+        self.pool.watch(watcher, frozenset([mark_of(number, 1) for number in main]))
 
-    def _make_layers(self, *, together: bool) -> list[LayerGroup]:
+    def _make_groups(self, *, together: bool) -> list[LayerGroup]:
         """The groups; equal ones that follow one another are one `LayerGroup` where they go together."""
         specs = self._specs
         apart = [not together or spec.rules.sparse for spec in specs]
         alike = groupby(range(len(specs)), key=lambda index: index if apart[index] else specs[index])
-        layers = []
+        groups = []
         for _, indices in alike:
             first, *others = indices
             kind = StateGroup if specs[first].rules.sparse else LayerGroup
-            layers.append(
+            groups.append(
                 kind(
-                    self.extents,
+                    self.pool,
                     specs[first],
                     self._limits,
                     first,
@@ -195,44 +195,44 @@ class KvMemory(OffloadableMemory):
                     self.aligned,
                     1 + len(others),
                     sparse=self._rules.keeps_boundaries,
-                    names_tails=self._rules.names_tails,
+                    names_partial=self._rules.names_partial,
                 )
             )
-        return layers
+        return groups
 
-    def _set_up_layers(self) -> None:
-        """Prepares what follows from `layers`."""
-        self.windows = Windows(self.layers, self.tables, self.block_size, late=self.late)
+    def _set_up_groups(self) -> None:
+        """Prepares what follows from `groups`."""
+        self.windows = Windows(self.groups, self.tables, self.block_size, late=self.late)
         growing = []
         first = 0
-        self._place_of = [place for place, group in enumerate(self.layers) for _ in range(group.width)]
-        for place, group in enumerate(self.layers):
+        self._number_of = [number for number, group in enumerate(self.groups) for _ in range(group.width)]
+        for number, group in enumerate(self.groups):
             if group.spec.rules.grows:
-                growing.append((place, first, group.width))
+                growing.append((number, first, group.width))
                 first += group.width
         self._growing = growing
-        self._units_of_first = max(self.layers[0].spec.block_size // self.block_size, 1)
-        self._search = PrefixSearch(self.extents, self.layers, self.block_size, self.aligned)
+        self._units_of_first = max(self.groups[0].spec.block_size // self.block_size, 1)
+        self._search = PrefixSearch(self.pool, self.groups, self.block_size, self.aligned)
 
     def begin_step(self) -> None:
         """Takes note that a step is being planned: what the ones before computed is there."""
         self.filled.clear()
-        for group in self.layers:
+        for group in self.groups:
             if group.just_stored:
                 group.just_stored.clear()
 
     def read_ahead(self, tokens: int) -> None:
         """Takes note that steps have room for so many tokens beyond their own, for what drafts read."""
         self._looks_ahead = tokens > 0
-        for group in self.layers:
+        for group in self.groups:
             group.key_lookahead = self.key_lookahead
 
     def leave_out_last_blocks(self) -> None:
         """From now on hits leave out their last block, in groups with the drafter's layers or in all."""
         self.recomputes_block = True
-        groups, drafter = self._specs, self._limits.drafter_groups
-        self._dropping = frozenset([groups[number] for number in drafter] or groups)
-        for group in self.layers:
+        specs, drafter = self._specs, self._limits.drafter_groups
+        self._dropping = frozenset([specs[number] for number in drafter] or specs)
+        for group in self.groups:
             if group.spec in self._dropping or group.scattered:
                 group.drop_last()
 
@@ -251,15 +251,15 @@ class KvMemory(OffloadableMemory):
         self._junctions.pop(request, None)
         if self.writers.may_write(keys):
             self._catch_up_all(request)
-        if self.extents.owed:
+        if self.pool.owed:
             if not self._search.may_find(keys):
                 return NO_HIT
-            self.extents.settle()
+            self.pool.settle()
         seen = most if not self._rules.sees_whole_prompt else request.known_tokens
         hit = self._search.find(keys, most, seen, dropping=self._dropping)
         if self._notes_junctions and self._search.longest > hit.tokens:
             self._junctions[request] = self._search.longest
-        if self.extents.broken and self._search.has_broken(hit):
+        if self.pool.broken and self._search.has_broken(hit):
             self.divide()
             return self._find(request, most)
         if self._explicit and keys.explicit and self._catch_up_behind(hit):
@@ -268,20 +268,20 @@ class KvMemory(OffloadableMemory):
 
     def divide(self) -> None:
         """Lets every group go by itself from now on."""
-        division = Division(self.extents)
+        division = Division(self.pool)
         for tables in self.tables.values():
             tables.by_group = [
                 each
                 for table in self._dealt(tables)
                 for each in (division.tables(table) if table.width > 1 else [table])
             ]
-        shared = {layer.index: layer.shared_blocks for layer in self.layers}
-        self.layers = self._make_layers(together=False)
-        for layer in self.layers:
-            layer.shared_blocks = shared.get(layer.index, 0)
-            if layer.spec in self._dropping:
-                layer.drop_last()
-        self._set_up_layers()
+        shared = {group.index: group.shared_blocks for group in self.groups}
+        self.groups = self._make_groups(together=False)
+        for group in self.groups:
+            group.shared_blocks = shared.get(group.index, 0)
+            if group.spec in self._dropping or group.scattered:
+                group.drop_last()
+        self._set_up_groups()
 
     def fits(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
         return self._fits(request, hit, tokens, reserved, capped=True)
@@ -290,7 +290,7 @@ class KvMemory(OffloadableMemory):
         return self._fits(request, hit, tokens, reserved, capped=False)
 
     def _fits(self, request: Request, hit: Hit, tokens: int, reserved: int, *, capped: bool) -> bool:
-        free = self.extents.free_blocks - reserved
+        free = self.pool.free_blocks - reserved
         # A hit only lessens what is needed.
         if self._alike and -(-tokens // self.block_size) * self.blocks_per_crossing <= free:
             return True
@@ -301,14 +301,14 @@ class KvMemory(OffloadableMemory):
         return sum(
             [
                 group.still_needed(request, table, tokens)
-                for group, table in zip(self.layers, tables, strict=True)
+                for group, table in zip(self.groups, tables, strict=True)
             ]
         )
 
     def _needed(self, request: Request, hit: Hit, tokens: int, *, capped: bool) -> int:
         blocks = 0
-        for place, group in enumerate(self.layers):
-            table = hit.tables[place] if hit.tables else None
+        for number, group in enumerate(self.groups):
+            table = hit.tables[number] if hit.tables else None
             end = tokens if capped or not group.scattered else self._end(tokens)
             blocks += group.needed(request, table, hit.tokens, end, capped=capped)
         return blocks
@@ -329,14 +329,14 @@ class KvMemory(OffloadableMemory):
         end = self._end(tokens)
         return [
             group.missing(request, table, end if group.scattered else tokens)
-            for group, table in zip(self.layers, by_group, strict=True)
+            for group, table in zip(self.groups, by_group, strict=True)
         ]
 
     def _end(self, tokens: int) -> int:
         """Where a step ends that needs room for `tokens` tokens."""
         return min(tokens, self.step_end) if self._looks_ahead else tokens
 
-    def may_find_more(self, request: Request, hit: Hit, *, coming: bool) -> bool:
+    def refusal_may_change(self, request: Request, hit: Hit, *, coming: bool) -> bool:
         """Whether a waiting request's hit may grow while others only generate: it quotes one of them.
 
         `coming`: requests begin to generate with this step. Where its first chunk was refused, and not its
@@ -348,7 +348,7 @@ class KvMemory(OffloadableMemory):
         self.refused_blocks = self._needed(request, hit, request.known_tokens, capped=True)
         if self.refused_blocks > self.num_blocks:
             return True  # the state that it found is still to be computed
-        if coming or self.refused_blocks <= self.extents.free_blocks:
+        if coming or self.refused_blocks <= self.pool.free_blocks:
             return True
         return request.keys.explicit or self.writers.may_write(request.keys)
 
@@ -362,7 +362,7 @@ class KvMemory(OffloadableMemory):
             return _LONG
         if self.fresh:
             return 0
-        spare = self.refused_blocks - self.extents.free_blocks - 1 - count * self._at_once
+        spare = self.refused_blocks - self.pool.free_blocks - 1 - count * self._at_once
         return max(spare // (count * self._window_groups) * self.block_size - 1, 0)
 
     def blocks_added(self, decodes: Growth, tick: int, ticks: int) -> int:
@@ -427,23 +427,23 @@ class KvMemory(OffloadableMemory):
     # ---- claiming and growing
 
     def tables_of(self, request: Request) -> list[Table]:
-        """A request's tables, in the order of `layers`; empty ones where it holds nothing."""
+        """A request's tables, in the order of `groups`; empty ones where it holds nothing."""
         tables = self.tables.get(request)
         if tables is None:
-            return [group.new_table() for group in self.layers]
+            return [group.new_table() for group in self.groups]
         return self._dealt(tables)
 
     def _open(self, request: Request, by_group: list[Table]) -> Tables:
         """Gives a request its tables."""
-        tables = self.tables[request] = Tables(by_group, self.extents.nothing)
+        tables = self.tables[request] = Tables(by_group, self.pool.nothing)
         if self._traced:
             keeps = None
-            if request.retention is not None and self.extents.rooted:
+            if request.retention is not None and self.pool.rooted:
                 keeps = request.retention.of_blocks(self.block_size, request.prompt_tokens)
             origin = Origin(request.keys, keeps, request.tenant)
-            for group, table in zip(self.layers, by_group, strict=True):
+            for group, table in zip(self.groups, by_group, strict=True):
                 table.origin = origin
-                table.rooted = self.extents.rooted and group.spec.rules.keeps_all
+                table.rooted = self.pool.rooted and group.spec.rules.keeps_all
         return tables
 
     def _note_begun(self, request: Request, tables: Tables, *, generates: bool = False) -> None:
@@ -459,8 +459,8 @@ class KvMemory(OffloadableMemory):
         first = segment_of(keys, table.stored * self._units_of_first)
         for segment in [*range(first, begun + 1), *([segments] if segments > begun else [])]:
             if segment not in origin.made:
-                self.extents.births += 1
-                origin.made[segment] = self.extents.births
+                self.pool.births += 1
+                origin.made[segment] = self.pool.births
 
     def take_over(self, request: Request, extent: Extent) -> None:
         """Gives a request the last block of a cached extent, which nobody holds, as its next one."""
@@ -469,9 +469,9 @@ class KvMemory(OffloadableMemory):
         if table.places >= extent.end:  # split while the prefix was claimed
             children = table.last_extent().children or ()
             extent = next(child for child in children if child.is_rest and child.number == table.places)
-        if self.extents.ledger is not None:
-            self.extents.ledger.taker = request.tenant
-        self.layers[0].grow(request, table, self.extents.take_last(extent))
+        if self.pool.ledger is not None:
+            self.pool.ledger.taker = request.tenant
+        self.groups[0].grow(request, table, self.pool.take_last(extent))
         self._note_begun(request, tables)
 
     def _dealt(self, tables: Tables) -> list[Table]:
@@ -482,20 +482,20 @@ class KvMemory(OffloadableMemory):
             tables.pending = 0
             step = self.blocks_per_crossing
             blocks = tables.blocks
-            tables.blocks = self.extents.nothing
-            for place, first, width in self._growing:
-                table = by_group[place]
+            tables.blocks = self.pool.nothing
+            for number, first, width in self._growing:
+                table = by_group[number]
                 table.places += rows
                 if self._numbered:
                     table.tail = table.tail + columns_of(blocks, step, first, width)
                 else:
-                    table.tail = table.tail + self.extents.unnumbered[: rows * width]
+                    table.tail = table.tail + self.pool.unnumbered[: rows * width]
         return by_group
 
     def claim(self, request: Request, hit: Hit) -> None:
         tables = []
-        for place, group in enumerate(self.layers):
-            tables.append(group.claim(request, hit.tables[place] if hit.tables else None, hit.tokens))
+        for number, group in enumerate(self.groups):
+            tables.append(group.claim(request, hit.tables[number] if hit.tables else None, hit.tokens))
         self._open(request, tables)
         if self._traced and hit.tables:
             self._keep_anew(tables)
@@ -522,54 +522,54 @@ class KvMemory(OffloadableMemory):
                         continue
                     part = extent
                     if low > part.number:
-                        part = self.extents.split(part, (low - part.number) // part.units)
+                        part = self.pool.split(part, (low - part.number) // part.units)
                     if high < part.end:
-                        self.extents.split(part, (high - part.number) // part.units)
+                        self.pool.split(part, (high - part.number) // part.units)
                     part.keep = keep
 
     def leave(self, request: Request, computed: int) -> None:
         if computed < self.windows.least:
             return
-        for place in self.windows.places:
-            skipped = self.layers[place].spec.skipped_blocks(computed)
+        for number in self.windows.numbers:
+            skipped = self.groups[number].spec.skipped_blocks(computed)
             if skipped:
-                self._leave(request, place, skipped)
+                self._leave(request, number, skipped)
 
-    def _leave(self, request: Request, place: int, skipped: int) -> None:
+    def _leave(self, request: Request, number: int, skipped: int) -> None:
         tables = self.tables[request]
-        table = tables.by_group[place]
+        table = tables.by_group[number]
         if skipped > table.stored:
             self._dealt(tables)
             if table.nulls < table.unasked:
                 self._catch_up(request)
-        self.layers[place].leave(request, table, skipped)
+        self.groups[number].leave(request, table, skipped)
 
     def leave_in_turn(self, leavers: list[Leaver]) -> None:
         """Lets these rows leave their windows, one after another."""
-        done = self.extents.drop_in_turn(leavers)
+        done = self.pool.drop_in_turn(leavers)
         while done < len(leavers):
-            request, _, place, skipped = leavers[done]
-            self._leave(request, place, skipped)
+            request, _, number, skipped = leavers[done]
+            self._leave(request, number, skipped)
             done += 1
-            done += self.extents.drop_in_turn(leavers[done:])
+            done += self.pool.drop_in_turn(leavers[done:])
 
     def order_matters(self, crossings: int) -> bool:
         """Whether it matters in which order requests begin so many blocks and others leave windows."""
         if not self.leaves_blanks:
             return False
-        return self._numbered or len(self.extents.blanks) < crossings * self.blocks_per_crossing
+        return self._numbered or len(self.pool.blanks) < crossings * self.blocks_per_crossing
 
     def grow(self, request: Request, tokens: int) -> None:
         tables = self.tables.get(request)
         if tables is None:
             tables = self._open(request, self.tables_of(request))
         by_group = self._dealt(tables) if tables.pending else tables.by_group
-        if self.extents.ledger is not None:
-            self.extents.ledger.taker = request.tenant
+        if self.pool.ledger is not None:
+            self.pool.ledger.taker = request.tenant
         if self._alike and self.log.events is None:
             rows = self._missing_rows(by_group, tokens)
             if rows:
-                taken = self.extents.take(rows * self.blocks_per_crossing)
+                taken = self.pool.take(rows * self.blocks_per_crossing)
                 first = 0
                 for table in by_group:
                     last = first + rows * table.width
@@ -586,23 +586,21 @@ class KvMemory(OffloadableMemory):
         A group none of whose layers reads these tokens any more (a window of one token) takes none yet.
         """
         self.step_end = tokens
-        for group, table in zip(self.layers, self.tables_of(request), strict=True):
+        for group, table in zip(self.groups, self.tables_of(request), strict=True):
             if group.spec.skipped_tokens(tokens) < tokens:
                 rows = max(-(-tokens // group.spec.block_size) - table.places, 0)
-                group.grow(request, table, self.extents.take(rows * group.width))
+                group.grow(request, table, self.pool.take(rows * group.width))
 
     def _take(self, request: Request, by_group: list[Table], missing: list[int], tokens: int) -> None:
         """Takes so many blocks for each table of a request, group by group."""
         logs = self.log.events is not None
-        taken = (
-            self.extents.nothing if logs else self.extents.take(sum([max(blocks, 0) for blocks in missing]))
-        )
+        taken = self.pool.nothing if logs else self.pool.take(sum([max(blocks, 0) for blocks in missing]))
         first = 0
-        for group, table, blocks in zip(self.layers, by_group, missing, strict=True):
+        for group, table, blocks in zip(self.groups, by_group, missing, strict=True):
             if blocks <= 0 and not group.scattered:
                 continue
             blocks = max(blocks, 0)
-            got = self.extents.take(blocks) if logs else taken[first : first + blocks]
+            got = self.pool.take(blocks) if logs else taken[first : first + blocks]
             first += blocks
             if group.scattered:
                 group.arrange(request, table, got, self._end(tokens))
@@ -613,11 +611,11 @@ class KvMemory(OffloadableMemory):
 
     def grow_many(self, requests: list[Request], crossings: int) -> None:
         step = self.blocks_per_crossing
-        if self.extents.ledger is None:
-            taken = self.extents.take(crossings * step)
+        if self.pool.ledger is None:
+            taken = self.pool.take(crossings * step)
         else:
             takers = [request.tenant for request in requests for _ in range(step)]
-            taken = self.extents.take_in_turn(crossings * step, takers)
+            taken = self.pool.take_in_turn(crossings * step, takers)
         tables = self.tables
         if not self._numbered:
             for request in islice(cycle(requests), crossings):
@@ -668,7 +666,7 @@ class KvMemory(OffloadableMemory):
                 full = table.places
                 tables.published = 0  # there is more to publish once there are places
             if full > table.stored:
-                self.layers[0].publish_rows(request.keys, table, full)
+                self.groups[0].publish_rows(request.keys, table, full)
             return
         computed = whole = tokens // self.aligned * self.aligned
         if self.key_lookahead:
@@ -686,7 +684,7 @@ class KvMemory(OffloadableMemory):
         parts: list[Part] = []
         boundaries = self._boundaries(request) if self._rules.keeps_boundaries else []
         below = self.recomputes_block and self._rules.keeps_below and request in self._junctions
-        for group, table in zip(self.layers, by_group, strict=True):
+        for group, table in zip(self.groups, by_group, strict=True):
             if not alike:
                 full = group.full(table, whole, tokens)
                 if full == table.places:
@@ -701,10 +699,10 @@ class KvMemory(OffloadableMemory):
                     parts = group.parts(request.keys, table, full, kept)
                     earlier = wanted
                 group.publish(request, table, full, parts, kept)
-            if group.names_tails:
+            if group.names_partial:
                 ends = self._rules.names_ends or self.recomputes_block
                 named = request.prompt_tokens - (not ends)
-                group.name_tail(request, table, computed, tokens, named // self.block_size)
+                group.name_partial(request, table, computed, tokens, named // self.block_size)
 
     def _boundaries(self, request: Request) -> list[int]:
         """The tokens after which a hit may end that a prompt like this one, or one that goes on, finds."""
@@ -758,13 +756,13 @@ class KvMemory(OffloadableMemory):
             return
         self.writers.remove(request)  # nothing of it is made up for later
         self._explicit.pop(request, None)
-        for group, table in zip(self.layers, self._dealt(tables), strict=True):
+        for group, table in zip(self.groups, self._dealt(tables), strict=True):
             group.withdraw(table, tokens // group.spec.block_size)
         tables.published = min(tables.published, tokens)
 
     def release(self, request: Request) -> None:
         tables = self._take_tables(request)
-        for group, table in zip(self.layers, tables, strict=False):
+        for group, table in zip(self.groups, tables, strict=False):
             group.release(request, table)
 
     def _take_tables(self, request: Request) -> list[Table]:
@@ -782,8 +780,8 @@ class KvMemory(OffloadableMemory):
         dealt = self._dealt(tables)
         if self._single:
             return dealt
-        for group, table in zip(self.layers, dealt, strict=True):
-            group.keep_tail(table)
+        for group, table in zip(self.groups, dealt, strict=True):
+            group.keep_partial(table)
         return dealt
 
     def detach(self, request: Request) -> Callable[[], None]:
@@ -793,7 +791,7 @@ class KvMemory(OffloadableMemory):
         last group first, all at once (as vLLM's deferred frees).
         """
         tables = self._take_tables(request)
-        detached = Table(self.extents.nothing)
+        detached = Table(self.pool.nothing)
         for table in tables:
             detached.held += table.held
             if table.tail:
@@ -803,16 +801,16 @@ class KvMemory(OffloadableMemory):
         def give_back() -> None:
             self.detached_tables.remove(detached)
             extents = detached.extents()
-            freed_blocks = self.extents.to_be_freed(extents, detached.tail)
-            self.layers[0].shared_blocks -= self.extents.drop(extents, detached.tail)
+            freed_blocks = self.pool.to_be_freed(extents, detached.tail)
+            self.groups[0].shared_blocks -= self.pool.drop(extents, detached.tail)
             if freed_blocks:
                 self.log.add(EventKind.FREED, request.id, freed_blocks)
 
         return give_back
 
     def evict(self, blocks: int) -> int:
-        blocks = min(blocks, self.extents.free_blocks)
-        self.extents.evict(blocks)
+        blocks = min(blocks, self.pool.free_blocks)
+        self.pool.evict(blocks)
         return blocks
 
     # ---- for a lower tier
@@ -832,20 +830,20 @@ class KvMemory(OffloadableMemory):
 
     def take_states(self) -> list[HandedState]:
         states: list[HandedState] = []
-        for group in self.layers:
+        for group in self.groups:
             if group.handed:
                 states += group.handed
                 group.handed.clear()
         return states
 
     def watch_allocations(self, *, on: bool) -> None:
-        self.extents.allocations = [] if on else None
+        self.pool.allocations = [] if on else None
 
     def take_allocations(self) -> list[int]:
-        allocations = self.extents.allocations
+        allocations = self.pool.allocations
         if not allocations:
             return []
-        self.extents.allocations = []
+        self.pool.allocations = []
         return allocations
 
     # ---- stretches of decode steps
@@ -855,7 +853,7 @@ class KvMemory(OffloadableMemory):
 
         Blocks that leave windows in the meantime are not counted on.
         """
-        free = self.extents.free_blocks // self.crossing_blocks
+        free = self.pool.free_blocks // self.crossing_blocks
         if (ticks // self.block_size + 1) * count <= free:
             return ticks
         return min(ticks, decodes.ticks_within(tick, free))
@@ -864,26 +862,26 @@ class KvMemory(OffloadableMemory):
 
     @property
     def free_blocks(self) -> int:
-        return self.extents.free_blocks
+        return self.pool.free_blocks
 
     @property
     def used_blocks(self) -> int:
-        return self.num_blocks - self.extents.free_blocks
+        return self.num_blocks - self.pool.free_blocks
 
     @property
     def evicted_blocks(self) -> int:
-        return self.extents.evicted_blocks
+        return self.pool.evicted_blocks
 
     def eviction_figures(self) -> dict[str, object]:
         return self.eviction.figures()
 
     @property
     def ledger(self) -> TenantLedger | None:
-        return self.extents.ledger
+        return self.pool.ledger
 
     def shared_tokens(self) -> int:
         tokens = 0
-        for group in self.layers:
+        for group in self.groups:
             if group.shared_blocks:
                 tokens += group.shared_blocks * group.spec.block_size
         return tokens
@@ -900,21 +898,21 @@ class KvMemory(OffloadableMemory):
         return table.last_block(column)
 
     def _table(self, request: Request, group: int) -> tuple[Table, int]:
-        """The table that has a group, and the group's place in its rows."""
-        place = self._place_of[group]
-        return self.tables_of(request)[place], group - self.layers[place].index
+        """The table that has a group, and the group's column in it."""
+        number = self._number_of[group]
+        return self.tables_of(request)[number], group - self.groups[number].index
 
     def findable_blocks(self) -> set[int]:
         if self.log.events is None:  # a log has each block when the engine publishes it
             for request in self.tables:
                 self._catch_up(request)
-        return self.extents.findable()
+        return self.pool.findable()
 
 
-def _places(specs: tuple[GroupSpec, ...], unit: int, *, late: bool) -> tuple[int, ...]:
-    places = {0, unit - 1}
+def _offsets(specs: tuple[GroupSpec, ...], unit: int, *, late: bool) -> tuple[int, ...]:
+    offsets = {0, unit - 1}
     for spec in specs:
-        places |= spec.rules.places(spec, unit)
+        offsets |= spec.rules.offsets(spec, unit)
     if late:
-        places |= {(place + 1) % unit for place in places}
-    return tuple(sorted(places))
+        offsets |= {(offset + 1) % unit for offset in offsets}
+    return tuple(sorted(offsets))

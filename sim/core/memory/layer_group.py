@@ -28,7 +28,7 @@ Part = tuple[bytes, int, int]
 """Rows of one segment that a hit may ask for: its key, the place of the first in the table, and how many."""
 
 
-TAIL = b"tail "  # the key of a block that was given back before it was full begins with this
+PARTIAL = b"partial "  # the key of a block that was given back before it was full begins with this
 
 
 def mark_of(index: int, width: int) -> bytes:
@@ -56,7 +56,7 @@ class LayerGroup:
         width: int = 1,
         *,
         sparse: bool = False,
-        names_tails: bool = False,
+        names_partial: bool = False,
     ) -> None:
         self.width = width
         self.key_lookahead = 0  # tokens behind a block that its key covers
@@ -75,7 +75,7 @@ class LayerGroup:
         self._units = max(spec.block_size // unit, 1)
         self._unit = unit
         self._told = pool.log.events is not None or pool.log.kv is not None
-        self.names_tails = names_tails and limits.caching and spec.rules.keeps_all and self._units > 1
+        self.names_partial = names_partial and limits.caching and spec.rules.keeps_all and self._units > 1
         self._size = spec.block_size
         self._aligned = aligned
         self._reachable = spec.rules.reachable(spec, aligned, dropping=False)
@@ -216,13 +216,13 @@ class LayerGroup:
                 self.log.add(EventKind.FREED, request.id, freed_blocks, group=self.index)
         self.shared_blocks -= self.pool.drop(extents, tail, self.width)
 
-    def keep_tail(self, table: Table) -> None:
+    def keep_partial(self, table: Table) -> None:
         """Keeps the content of a block that is not full and has a name, before it is given back.
 
         No hit will ever ask for it by this name, but it counts as content until its block is taken.
         """
-        if self.names_tails and table.tail and table.tail[0] in self.pool.tails:
-            self.pool.publish(table, 1, TAIL + str(table.tail[0]).encode(), 0, 1)
+        if self.names_partial and table.tail and table.tail[0] in self.pool.partial_names:
+            self.pool.publish(table, 1, PARTIAL + str(table.tail[0]).encode(), 0, 1)
 
     # ---- publishing
 
@@ -304,7 +304,7 @@ class LayerGroup:
         Rows that no hit asks for stay in its tail, unless others follow that are findable.
         """
         log = self.log
-        if self.names_tails and table.tail:
+        if self.names_partial and table.tail:
             self._rename(table.tail[0])
         if log.kv is not None:
             self._tell(log.kv, request, table, full, boundaries)
@@ -347,14 +347,14 @@ class LayerGroup:
 
     def _rename(self, block: int) -> None:
         """Tells that a block loses the name that it had while its own key was not known."""
-        if self.pool.tails.pop(block, None) is None:
+        if self.pool.partial_names.pop(block, None) is None:
             return
         if self.log.events is not None:
             self.log.add(EventKind.EVICTED, "", [block])
         if self.log.kv is not None:
             self.log.kv.renamed(block)
 
-    def name_tail(self, request: Request, table: Table, tokens: int, computed: int, keys: int) -> None:
+    def name_partial(self, request: Request, table: Table, tokens: int, computed: int, keys: int) -> None:
         """Tells that the last key of a prompt, its number `keys`, within a larger block names that block too.
 
         The first `tokens` tokens are published, as far as keys are known, of `computed` ones. A block whose
@@ -371,7 +371,7 @@ class LayerGroup:
             block = table.blocks()[place - table.nulls]
         else:
             return
-        names = self.pool.tails.setdefault(block, set())
+        names = self.pool.partial_names.setdefault(block, set())
         if keys in names:
             return
         names.add(keys)

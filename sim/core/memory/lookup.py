@@ -14,7 +14,7 @@ _Range = tuple[int, int]
 class Lookup:
     """Prefix hits of the groups that keep the same tokens in blocks of one size: all must have a block.
 
-    `marks` are those that distinguish their contents, by their place among the `LayerGroup`s of the memory.
+    `marks` are those that distinguish their contents, by the number of their `LayerGroup` in the memory.
     `unit` is the number of tokens per block key, `aligned` that of which every hit is a multiple.
     """
 

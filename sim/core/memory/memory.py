@@ -97,7 +97,7 @@ class Memory(Protocol):
     def missing(self, request: Request, tokens: int) -> int:
         """Blocks that a request still needs so that its first `tokens` tokens have a place."""
 
-    def may_find_more(self, request: Request, hit: Hit, *, coming: bool) -> bool:
+    def refusal_may_change(self, request: Request, hit: Hit, *, coming: bool) -> bool:
         """Whether a waiting request that was refused may find or need something else while others only
         generate. `coming`: requests begin to generate with this step, whose content can't be found yet.
         """

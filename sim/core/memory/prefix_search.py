@@ -19,21 +19,21 @@ _NO_TABLE = TableHit(0)
 
 
 class PrefixSearch:
-    """Finds the longest cached prefix that all `layers` have.
+    """Finds the longest cached prefix that all `groups` have.
 
     `block_size` is the number of tokens per block key, `aligned` that of which every hit is a multiple.
     """
 
-    def __init__(self, extents: ExtentPool, layers: list[LayerGroup], block_size: int, aligned: int) -> None:
-        self._extents = extents
-        self._layers = len(layers)
+    def __init__(self, pool: ExtentPool, groups: list[LayerGroup], block_size: int, aligned: int) -> None:
+        self._pool = pool
+        self._groups = len(groups)
         self.longest = 0  # the longest prefix that some layers had when it was last asked
         # Groups of equal layers are looked up together, those that keep every token first.
         equal: dict[GroupSpec, dict[int, bytes]] = {}
-        for place, group in enumerate(layers):
+        for number, group in enumerate(groups):
             if group.spec.rules.cached:
-                equal.setdefault(group.spec, {})[place] = group.mark
-        lookups = [Lookup(extents, spec, marks, block_size, aligned) for spec, marks in equal.items()]
+                equal.setdefault(group.spec, {})[number] = group.mark
+        lookups = [Lookup(pool, spec, marks, block_size, aligned) for spec, marks in equal.items()]
         self._lookups = sorted(lookups, key=lambda lookup: not lookup.keeps_all)
         # One kind beside full attention can't lengthen what full attention has: one pass is enough.
         self._simple = len(lookups) == 1 or (len(lookups) == 2 and self._lookups[0].keeps_all)
@@ -94,7 +94,7 @@ class PrefixSearch:
         """What the lookups gave, cut to the length that all groups have."""
         if not tokens:
             return NO_HIT
-        tables: list[TableHit] = [_NO_TABLE] * self._layers
+        tables: list[TableHit] = [_NO_TABLE] * self._groups
         for number, lookup in enumerate(self._lookups):
             places = tokens // lookup.spec.block_size
             for group, table in zip(lookup.groups, hits_by_lookup[number], strict=True):
@@ -106,7 +106,7 @@ class PrefixSearch:
     def has_broken(self, hit: Hit) -> bool:
         """Whether some block of a hit is also that of a row that lacks another."""
         wide = [table for table in hit.tables if table.parts and table.parts[0][0].width > 1]
-        for broken in self._extents.broken if wide else ():
+        for broken in self._pool.broken if wide else ():
             for table in wide:
                 for extent, low, high in table.parts:
                     if extent.key != broken.key:

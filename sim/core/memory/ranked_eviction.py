@@ -45,11 +45,11 @@ class RankedEviction(TimedEviction):
         else:
             self._blank[extent] = None
 
-    def add_beside(self, extent: Extent, place: Extent) -> None:
-        self._push(extent, place.level, place.used)
-        self.order.divided(extent, place)
+    def add_beside(self, extent: Extent, whole: Extent) -> None:
+        self._push(extent, whole.level, whole.used)
+        self.order.divided(extent, whole)
         if self.clock is not None:
-            self.clock.divide(extent, place)
+            self.clock.divide(extent, whole)
 
     def remove(self, extent: Extent) -> None:
         if self._entries.pop(extent, None) is None:

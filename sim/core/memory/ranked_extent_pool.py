@@ -50,9 +50,9 @@ class RankedExtentPool(ExtentPool):
             count = min(eviction.at_once(extent), n)
             n -= count
             evicted += self._take_end(extent, count)
-        if self.tails:
+        if self.partial_names:
             for block in evicted:
-                self.tails.pop(block, None)
+                self.partial_names.pop(block, None)
         return evicted
 
     def _take_end(self, extent: Extent, count: int) -> array[int]:

@@ -123,7 +123,7 @@ class Table:
 
 
 class Tables:
-    """One request's block tables, in the order of the memory's `layers`.
+    """One request's block tables, in the order of the memory's `groups`.
 
     `pending` rows are taken for it but are not in its tables yet: a row has a block for each group that
     grows. `blocks` has them row by row, where blocks have numbers.
@@ -139,8 +139,8 @@ class Tables:
 
 
 Leaver = tuple[Request, Table, int, int]
-"""A table some of whose rows leave its window: `(request, table, place, null rows)`.
+"""A table some of whose rows leave its window: `(request, table, number, null rows)`.
 
-`place` is the table's among its request's tables. So many of its rows are null then. A plain tuple, as very
+`number` is the table's among its request's tables. So many of its rows are null then. A plain tuple, as very
 many are made.
 """

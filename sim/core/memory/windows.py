@@ -12,26 +12,26 @@ from pagecast.sim.core.request import Request
 class Windows:
     """The layers that read only the newest tokens, and the tables of the requests that hold blocks.
 
-    `places` are those of such layers among all. `least` is the smallest window, 0 without windows.
-    `leave_place` is the only position within a key block at which blocks leave windows when a decoding
+    `numbers` are those of such groups. `least` is the smallest window, 0 without windows.
+    `leave_offset` is the only offset within a key block at which blocks leave windows when a decoding
     request computes it; None: there are several. `late`: a decoding request's newest token is in flight, and
     its blocks leave by those before.
     """
 
     def __init__(
-        self, layers: list[LayerGroup], tables: dict[Request, Tables], block_size: int, *, late: bool = False
+        self, groups: list[LayerGroup], tables: dict[Request, Tables], block_size: int, *, late: bool = False
     ) -> None:
-        self._specs = [group.spec for group in layers]
+        self._specs = [group.spec for group in groups]
         self._tables = tables
         self._block_size = block_size
-        self.places = [place for place, spec in enumerate(self._specs) if spec.rules.windowed]
-        self.least = min([self._specs[place].window for place in self.places], default=0)
-        self.leave_place = _leave_place(self._specs, block_size)
+        self.numbers = [number for number, spec in enumerate(self._specs) if spec.rules.windowed]
+        self.least = min([self._specs[number].window for number in self.numbers], default=0)
+        self.leave_offset = _leave_offset(self._specs, block_size)
         self._late = int(late)
-        if late and self.leave_place is not None:
-            self.leave_place = (self.leave_place + 1) % block_size
-        # The places of windowed layers, and what a window keeps beside the newest token.
-        self._older = [(place, self._specs[place].window - 1 + late) for place in self.places]
+        if late and self.leave_offset is not None:
+            self.leave_offset = (self.leave_offset + 1) % block_size
+        # The numbers of windowed groups, and what a window keeps beside the newest token.
+        self._older = [(number, self._specs[number].window - 1 + late) for number in self.numbers]
 
     def leavers(self, requests: list[Request], tick: int) -> list[Leaver]:
         """The tables of requests whose rows leave windows while they decode up to this tick."""
@@ -39,26 +39,26 @@ class Windows:
         for request in requests:
             by_group = self._tables[request].by_group
             computed = tick - request.lag - self._late
-            for place in self.places:
-                skipped = self._specs[place].skipped_blocks(computed)
+            for number in self.numbers:
+                skipped = self._specs[number].skipped_blocks(computed)
                 if skipped:
-                    leavers.append((request, by_group[place], place, skipped))
+                    leavers.append((request, by_group[number], number, skipped))
         return leavers
 
     def leavers_in_turn(self, requests: list[Request], turns: int, tick: int) -> list[Leaver]:
         """The tables whose rows leave windows while requests decode, in this order, over and over.
 
-        The k-th turn is that of request k modulo their number, when it first computes the `leave_place` of a
+        The k-th turn is that of request k modulo their number, when it first computes the `leave_offset` of a
         block after `tick`, or then again one block further each time.
         """
-        place = self.leave_place
-        assert place is not None
+        offset = self.leave_offset
+        assert offset is not None
         size = self._block_size
         tables = self._tables
         windows = self._older
         least = self.least - 1 + size + self._late
         leavers: list[Leaver] = []
-        ahead = place - tick
+        ahead = offset - tick
         while turns > 0:
             leavers += [
                 (request, tables[request].by_group[number], number, (computed - window) // size)
@@ -74,8 +74,8 @@ class Windows:
 
     def tick_of(self, leaver: Leaver) -> int:
         """The tick at which these rows leave the window of a request that decodes."""
-        request, _, place, skipped = leaver
-        return request.lag + self._late + self._specs[place].window - 1 + skipped * self._block_size
+        request, _, number, skipped = leaver
+        return request.lag + self._late + self._specs[number].window - 1 + skipped * self._block_size
 
     def freed_blocks(self, leavers: list[Leaver]) -> int:
         """How many blocks become free when these rows leave windows."""
@@ -97,16 +97,16 @@ class Windows:
         return freed
 
 
-def _leave_place(specs: list[GroupSpec], unit: int) -> int | None:
-    """The place of a block at which blocks leave windows, if there is one, and they were full long before."""
-    places = set()
+def _leave_offset(specs: list[GroupSpec], unit: int) -> int | None:
+    """The offset at which blocks leave windows, if there is one, and they were full long before."""
+    offsets = set()
     for spec in specs:
         if spec.rules.windowed:
-            place = spec.rules.leave_place(spec, unit)
-            if place is None:
+            offset = spec.rules.leave_offset(spec, unit)
+            if offset is None:
                 return None
-            places.add(place)
-    return places.pop() if len(places) == 1 else None
+            offsets.add(offset)
+    return offsets.pop() if len(offsets) == 1 else None
 
 
 def _own_blocks(table: Table, count: int, shared: dict[tuple[Extent, int], int]) -> int:

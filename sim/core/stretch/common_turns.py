@@ -50,20 +50,20 @@ class CommonTurns:
         self._leaving = []
         self._first, self._steps, self._at_first = tick, steps, 0
         windows = memory.windows
-        place = windows.leave_place
-        if place is None or longest + steps <= windows.least:
+        offset = windows.leave_offset
+        if offset is None or longest + steps <= windows.least:
             return
         first = tick
         if memory.fresh:
-            leaving = {**decoders.crossing(tick - place), **memory.fresh}
+            leaving = {**decoders.crossing(tick - offset), **memory.fresh}
             self._leaving = windows.leavers(sorted(leaving, key=admission_order), tick)
             self._at_first = len(self._leaving)
             first += 1
         remaining = steps - (first - tick)
-        if place == memory.block_size - 1 and remaining > 0:
+        if offset == memory.block_size - 1 and remaining > 0:
             order, turns = self._leaving_order(steps, first)
         else:
-            order, turns = decoders.crossings(first - place, remaining)
+            order, turns = decoders.crossings(first - offset, remaining)
         if turns:
             self._leaving += windows.leavers_in_turn(order, turns, first)
 

@@ -74,7 +74,7 @@ class HybridStride(Stride):
         step = log.step
         publish_known(running, memory)
         size = memory.block_size
-        busy = running.decoders.busy(memory.places)
+        busy = running.decoders.busy(memory.offsets)
         for tick in range(first, first + steps):
             if not busy[tick % size] and not memory.fresh:
                 continue

@@ -1,7 +1,7 @@
 """Turns of decoding requests in models whose layers keep different tokens.
 
 In its turn a request gives back the blocks that left its windows, takes those that its next token begins and
-publishes those that it fills. Only requests at certain places of a block have anything to do: they are due.
+publishes those that it fills. Only requests at certain offsets in a block have anything to do: they are due.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def publish_known(running: Running, memory: KvMemory) -> None:
 
 def due(running: Running, memory: KvMemory) -> list[Request]:
     """The decoding requests that have a turn in the step being planned, in admission order."""
-    requests = running.decoders.at_places(running.tick, memory.places)
+    requests = running.decoders.at_offsets(running.tick, memory.offsets)
     if memory.fresh:
         if memory.late:
             memory.keep_fresh(running.decoders.requests)

@@ -273,7 +273,7 @@ def test_nothing_is_found_of_a_step_that_failed(groups: tuple[GroupSpec, ...]) -
 
 def test_reused_blocks_beyond_the_protected_share_give_way_as_others() -> None:
     s = scheduler(FULL, WINDOW, blocks=40, eviction="slru")
-    pool = s.memory.extents
+    pool = s.memory.pool
     for number in range(16):
         serve(s, request(str(number), number // 2, 21, 1))
         ranked = sum(len(extent.blocks) for extent in pool.free_extents() if extent.level)
@@ -434,7 +434,7 @@ def decisions(
         if numbered:
             check(s)
         tables = [memory.blocks(each, group) for each in memory.tables for group in range(len(groups))]
-        order = list(memory.extents.free_order())
+        order = list(memory.pool.free_order())
         seen.append((decided, memory.free_blocks, memory.evicted_blocks, len(order), tables, order))
     return seen
 

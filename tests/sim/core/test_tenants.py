@@ -285,7 +285,7 @@ class CountedSet(set):
 
 def work_of_lookup(s: Scheduler, probe: Request) -> tuple[int, ...]:
     """How often a lookup asks the device's index, the host's slots and the disk's files, and is answered."""
-    extents, index = s.memory.extents, s.memory.extents.index
+    extents, index = s.memory.pool, s.memory.pool.index
     extents.index = on_device = Counted(index)
     hit = s.memory.find(probe)
     extents.index = index

@@ -41,7 +41,7 @@ class Watched:
             plan = self.s.plan(self.steps)
             self.s.commit(plan, now=self.steps)
             self.steps += 1
-            self.twice.update(key[:-2] for key in self.s.memory.extents.spares)
+            self.twice.update(key[:-2] for key in self.s.memory.pool.spares)
 
     def overlap(self, text: int, tokens: int) -> int:
         """How many blocks of a text's first tokens the index believes the replica to have."""
@@ -72,7 +72,7 @@ def test_a_block_that_a_layer_with_a_window_gives_up_stays_in_the_index():
         served.serve(request(id, text=id, prompt=8))
     findable = served.s.memory.findable_blocks()
     assert len(findable) < 26
-    full = [extent for key, extents in served.s.memory.extents.index.items() for extent in extents]
+    full = [extent for key, extents in served.s.memory.pool.index.items() for extent in extents]
     kept = sum(extent.rows for extent in full if extent.key[-2:] == bytes([0, 1]))
     assert kept == sum(served.overlap(text, 40 if text == 1 else 8) for text in (1, 2, 3, 4))
 
@@ -91,7 +91,7 @@ def test_the_index_has_what_the_group_that_keeps_every_token_has(requests, group
         served.serve(request(id, text, blocks * SIZE + 1))
         longest[text] = max(longest.get(text, 0), blocks * SIZE)
         own: dict[bytes, set[int]] = {}
-        for key, extents in served.s.memory.extents.index.items():
+        for key, extents in served.s.memory.pool.index.items():
             if key[-2:] == bytes([main, 1]):
                 numbers = {number for each in extents for number in range(each.number, each.end)}
                 own[key[:-2]] = numbers
@@ -113,7 +113,7 @@ def test_of_two_groups_that_keep_every_token_the_first_to_evict_counts():
     groups = [
         sum(
             extent.rows
-            for extents in served.s.memory.extents.index.values()
+            for extents in served.s.memory.pool.index.values()
             for extent in extents
             if extent.key[-2:] == bytes([number, 1])
         )

@@ -110,7 +110,7 @@ class RadixMemory(Memory):
         held = self.held.get(request)
         return max(-(-tokens // self.block_size) - (held.pages if held is not None else 0), 0)
 
-    def may_find_more(self, request: Request, hit: Hit, *, coming: bool) -> bool:
+    def refusal_may_change(self, request: Request, hit: Hit, *, coming: bool) -> bool:
         """True, for what others compute is in the tree before they are done."""
         return True
 

@@ -32,7 +32,7 @@ class ChunkEnds:
         self._longest = limits.max_num_batched_tokens if step is None else step
         if settings.long_prefill_token_threshold:
             self._longest = min(self._longest, settings.long_prefill_token_threshold)
-        self._groups = [group for group in memory.layers if isinstance(group, StateGroup)]
+        self._groups = [group for group in memory.groups if isinstance(group, StateGroup)]
 
     def fit(self, request: Request, start: int, tokens: int) -> int:
         """How many of `tokens` tokens from `start` on a request computes; 0: it waits."""

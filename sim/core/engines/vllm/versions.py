@@ -64,7 +64,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
         {
             "pads_joining": True,
             "leaves_computed": True,
-            "names_tails": True,
+            "names_partial": True,
             "names_ends": True,
             "stores_endings": True,
             "stores_prompt_ends": True,
