@@ -84,7 +84,7 @@ class Scheduler:
         """Ends a request in any state and gives its blocks back. False: no such live request."""
         self.stride.settle()
         if self._expiry is not None:
-            self._expiry.advance(now)
+            self._expiry.now = now
         return self.lifecycle.cancel(id, now)
 
     def preempt(self, request: Request) -> None:
@@ -138,8 +138,8 @@ class Scheduler:
         if now >= expiry.due_ns:
             self.stride.settle()
             self.queue.blocked = False
-            expiry.revert(now)
-        expiry.advance(now)
+            expiry.end_retention(now, self.log)
+        expiry.now = now
 
     def decide(self, now: int, *, once: bool = False) -> StepPlan | None:
         """Decides the next step by the profile's full rule, which `plan` skips in a quiet stretch."""
@@ -179,7 +179,7 @@ class Scheduler:
             return self._commit_outcome(plan, outcome, now)
         in_flight.popleft()
         if self._expiry is not None:
-            self._expiry.advance(now)
+            self._expiry.now = now
         if self._deferred:
             self.lifecycle.give_back_deferred(plan)
         if not plan.chunks and plan.step + plan.steps - 1 not in self.running.draining:
@@ -191,7 +191,7 @@ class Scheduler:
         if outcome.stopped or outcome.failed or outcome.accepted:
             self.stride.settle()
         if self._expiry is not None:
-            self._expiry.advance(now)
+            self._expiry.now = now
         failed = self.lifecycle.fail(outcome, now) if outcome.failed else []
         self._in_flight.popleft()
         if self._deferred:

@@ -17,7 +17,6 @@ from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.eviction import Eviction, LeastRecentlyUsed
 from pagecast.sim.core.memory.kv_memory import KvMemory
-from pagecast.sim.core.memory.memory import OffloadableMemory
 from pagecast.sim.core.memory.window_rules import DENSE, WindowRules
 from pagecast.sim.core.parts import Parts
 from pagecast.sim.core.queue import Order, Queue
@@ -223,7 +222,7 @@ class Profile:
         )
 
     def offloading(
-        self, limits: Limits, memory: OffloadableMemory, running: Running, log: EventLog
+        self, limits: Limits, memory: KvMemory, running: Running, log: EventLog
     ) -> Offloading | None:
         """The host tier; None where there is none."""
         return None
@@ -239,7 +238,7 @@ class Profile:
     def _lifecycle(
         self,
         limits: Limits,
-        memory: OffloadableMemory,
+        memory: KvMemory,
         running: Running,
         log: EventLog,
         drafter: Drafter | None,

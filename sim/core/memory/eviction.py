@@ -19,7 +19,7 @@ class Eviction:
 
     `leaves_first`: the order is that in which extents became free, a sequence's end before what it follows;
     the pool keeps it by itself (`ExtentPool`). Where it is False, extents are added here
-    (`RankedExtentPool`): `next` must return one with `evictable() > 0`, and only `at_once` blocks are taken.
+    (`RankedExtentPool`): those of `nexts` have `evictable() > 0`; only `at_once` blocks are taken of each.
     `blanks_first`: blocks without findable content are taken before all others (vLLM).
     `ledger`: the accounts of the tenants that it is fair to; None: it does not tell tenants apart.
     """
@@ -40,16 +40,13 @@ class Eviction:
         """Takes an extent out: its blocks are held again, or all were taken."""
         raise NotImplementedError
 
-    def next(self) -> Extent:
-        """The extent to take blocks from. There is one."""
+    def nexts(self) -> Callable[[], Extent]:
+        """A function that returns the extent to take blocks from (there is one), to be called over and over
+        while only the last blocks of each extent are taken."""
         raise NotImplementedError
 
-    def nexts(self) -> Callable[[], Extent]:
-        """`next`, to be called over and over while only the last blocks of each extent are taken."""
-        return self.next
-
     def at_once(self, extent: Extent) -> int:
-        """How many of the last blocks of `next`'s extent are taken before the order is asked again."""
+        """How many of the last blocks of that extent are taken before the order is asked again."""
         return extent.evictable()
 
     def __iter__(self) -> Iterator[Extent]:
@@ -76,6 +73,15 @@ class TimedEviction(Eviction):
         """When the next retention ends; far in the future where none does."""
         return FOREVER
 
+    def end_retention(self, now: int, log: EventLog) -> None:
+        """Ends the retention that is over at `now`."""
+        self.now = now
+        while (extent := self.expired()) is not None:
+            extent.keep = None
+            self.revert(extent)
+            if log.events is not None:
+                log.add(EventKind.REVERTED, "", extent.blocks.tolist())
+
     def expired(self) -> Extent | None:
         """An extent whose retention has ended by now."""
         return None
@@ -94,30 +100,3 @@ class LeastRecentlyUsed(Eviction):
 
     def __init__(self, *, blanks_first: bool = True) -> None:
         self.blanks_first = blanks_first
-
-
-class Expiry:
-    """Ends the retention of free blocks in an eviction order."""
-
-    def __init__(self, eviction: TimedEviction, log: EventLog) -> None:
-        self._eviction = eviction
-        self._log = log
-
-    @property
-    def due_ns(self) -> int:
-        """When the next retention ends; far in the future where none does."""
-        return self._eviction.due_ns
-
-    def advance(self, now: int) -> None:
-        """Blocks are freed at `now` from here on."""
-        self._eviction.now = now
-
-    def revert(self, now: int) -> None:
-        """Ends the retention that is over at `now`."""
-        eviction = self._eviction
-        eviction.now = now
-        while (extent := eviction.expired()) is not None:
-            extent.keep = None
-            eviction.revert(extent)
-            if self._log.events is not None:
-                self._log.add(EventKind.REVERTED, "", extent.blocks.tolist())

@@ -161,6 +161,15 @@ class Extent:
         origin = self.origin
         return "" if origin is None or self.number < origin.keys.public_blocks else origin.tenant
 
+    def part(self, blocks: array[int], number: int) -> Extent:
+        """An extent of some of its rows, from `number` on, held once."""
+        part = Extent(blocks, self.key, number, self.units, self.width)
+        part.is_spare = self.is_spare
+        part.uses = self.uses
+        if self.origin is not None:
+            part.origin, part.keep, part.made = self.origin, self.keep, self.made
+        return part
+
     def column(self, group: int) -> array[int]:
         """The blocks of one group, without those that were given back one by one."""
         return self.blocks[len(self.free_rows) * self.width + group :: self.width]

@@ -148,7 +148,11 @@ class ExtentPool:
         """Takes `n` blocks of free extents, now or, where blocks have no numbers, later."""
         self.evicted_blocks += n
         if not self._most_owed:
-            return self._evict(n)
+            evicted = self._evict(n)
+            if self.partial_names:
+                for block in evicted:
+                    self.partial_names.pop(block, None)
+            return evicted
         self.owed += n
         if self.owed > self._most_owed:
             self.settle()
@@ -179,9 +183,6 @@ class ExtentPool:
             taken = self._take_next(n)
             n -= len(taken)
             evicted = evicted + taken if evicted else taken
-        if self.partial_names:
-            for block in evicted:
-                self.partial_names.pop(block, None)
         return evicted
 
     def _lose(self, extent: Extent, number: int, blocks: array[int]) -> None:
@@ -297,31 +298,24 @@ class ExtentPool:
 
     def _take_of_one_group(self, free: Free, n: int) -> array[int]:
         """Takes up to `n` blocks of extents of one group that were freed together."""
-        extents = free.extents
-        heard = self._heard or not self._blanks_first
         taken = self.nothing
-        while n and extents:
-            extent = extents[-1]
-            blocks = extent.blocks
-            if len(blocks) > n:
-                part = blocks[-n:]
-                del blocks[-n:]
-                number = extent.number + len(blocks) * extent.units
-            else:
-                part = blocks
-                number = extent.number
-                extents.pop()
-                extent.blocks = self.nothing
-                self._forget(extent)
+        while n and free.extents:
+            part = self._take_end(free.extents[-1], n)
             n -= len(part)
-            if self.spares:
-                self._replace(extent, number, len(part))
-            part = last_first(part, 1)
-            if heard:
-                self._lose(extent, number, part)
             taken = taken + part if taken else part
-        if not extents:
-            _unlink(free)
+        return taken
+
+    def _take_end(self, extent: Extent, n: int) -> array[int]:
+        """Takes the last `n` blocks of a free extent of one group, or all, with their content."""
+        taken = last_first(extent.blocks[-n:], 1)
+        del extent.blocks[-n:]
+        number = extent.end
+        if not extent.blocks:
+            self._wake(extent)
+            self._forget(extent)
+        if self.spares:
+            self._replace(extent, number, len(taken))
+        self._lose(extent, number, taken)
         return taken
 
     def _take_begun(self, n: int) -> array[int]:
@@ -338,9 +332,7 @@ class ExtentPool:
             count = min(rows, extent.rows)
             if self.begun:
                 lost = extent.blocks[-count * extent.width :]
-                number = extent.end - count * extent.units
-                self.broken.append(Extent(lost, extent.key, number, extent.units, extent.width))
-                self.broken[-1].is_spare = extent.is_spare
+                self.broken.append(extent.part(lost, extent.end - count * extent.units))
             self._lose_last(extent, count)
             if not extent.blocks:
                 self.unbroken.pop()
@@ -373,21 +365,9 @@ class ExtentPool:
 
     def take_last(self, extent: Extent) -> array[int]:
         """Takes the last block of a free extent, with its content: that can't be found any more."""
-        number = extent.end - extent.units
         self.free_blocks -= 1
-        block = extent.blocks[-1:]
-        del extent.blocks[-1:]
-        if not extent.blocks:
-            self._wake(extent)
-        if extent.key is not None:
-            self.evicted_blocks += 1
-            if not extent.blocks:
-                self._forget(extent)
-            if self.spares:
-                self._replace(extent, number, 1)
-            if self._heard:
-                self._lose(extent, number, block)
-        return block
+        self.evicted_blocks += 1
+        return self._take_end(extent, 1)
 
     def evict(self, n: int) -> None:
         """Evicts what the next `n` free blocks hold; they stay free, ahead of all others."""
@@ -618,17 +598,13 @@ class ExtentPool:
 
     def split(self, extent: Extent, at: int) -> Extent:
         """Cuts an extent in two at row `at` and returns the second part. The first stays what it was."""
-        number = extent.number + at * extent.units
-        rest = Extent(extent.blocks[at * extent.width :], extent.key, number, extent.units, extent.width)
-        del extent.blocks[at * extent.width :]
+        size = at * extent.width
+        rest = extent.part(extent.blocks[size:], extent.number + at * extent.units)
+        del extent.blocks[size:]
         rest.holders = extent.holders
-        rest.is_spare = extent.is_spare
-        rest.uses = extent.uses
         if extent.in_tree:
             rest.in_tree = True
             extent.move_children(rest)
-        if extent.origin is not None:
-            rest.origin, rest.keep, rest.made = extent.origin, extent.keep, extent.made
         if extent.holders:
             rest.rest = extent.rest
             extent.rest = rest
@@ -648,11 +624,7 @@ class ExtentPool:
     def cut_front(self, extent: Extent, rows: int) -> Extent:
         """Cuts the first rows off an extent that one table holds, and returns them."""
         size = rows * extent.width
-        front = Extent(extent.blocks[:size], extent.key, extent.number, extent.units, extent.width)
-        front.is_spare = extent.is_spare
-        front.uses = extent.uses
-        if extent.origin is not None:
-            front.origin, front.keep, front.made = extent.origin, extent.keep, extent.made
+        front = extent.part(extent.blocks[:size], extent.number)
         del extent.blocks[:size]
         del extent.free_rows[:rows]
         extent.number += rows * extent.units
@@ -670,40 +642,33 @@ class ExtentPool:
         Of equal contents the one that was published first is found, or would be if it were not owed: then the
         next is found in its place once that is settled.
         """
-        siblings = self.index.get(key)
-        held = table.held
         if self.watcher is not None and key[-2:] in self._watched:
             self.watcher.stored(key[:-2], number, number + rows)
-        if siblings is None:
-            extent = Extent(table.take_tail(rows), key, number, units, table.width)
-            if table.origin is not None:
-                self._adopt(table, table.origin, extent)
-            self.index[key] = [extent]
-            held.append((extent, rows))
-            return
-        last = siblings[-1]
-        end = last.number + len(last.blocks) // last.width * units
-        if number < end:
-            new = Extent(table.take_tail(rows), key, number, units, table.width)
-            for extent in self._publish_among(siblings, new):
-                if table.origin is not None:
-                    self._adopt(table, table.origin, extent)
-                table.add([extent])
-            return
+        held = table.held
+        origin = table.origin
         blocks = table.take_tail(rows)
-        if number == end and held:
-            behind, length = held[-1]
-            if behind is last and last.holders == 1 and not last.uses:
-                origin = table.origin
-                if last.origin is origin and (
-                    origin is None or last.keep == origin.keep_at(number + 1 - units)
-                ):
+        siblings = self.index.get(key)
+        if siblings is None:
+            self.index[key] = siblings = []
+        else:
+            last = siblings[-1]
+            end = last.number + len(last.blocks) // last.width * units
+            if number < end:
+                new = Extent(blocks, key, number, units, table.width)
+                for extent in self._publish_among(siblings, new):
+                    if origin is not None:
+                        self._adopt(table, origin, extent)
+                    table.add([extent])
+                return
+            if number == end and held and held[-1][0] is last and last.holders == 1 and not last.uses:
+                alike = origin is None or last.keep == origin.keep_at(number + 1 - units)
+                if last.origin is origin and alike:
                     last.blocks += blocks
-                    held[-1] = (last, length + rows)
+                    held[-1] = (last, held[-1][1] + rows)
                     return
         extent = Extent(blocks, key, number, units, table.width)
-        if table.origin is not None:
-            self._adopt(table, table.origin, extent)
+        if origin is not None:
+            self._adopt(table, origin, extent)
         siblings.append(extent)
         held.append((extent, rows))
 

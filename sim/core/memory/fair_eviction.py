@@ -75,11 +75,8 @@ class FairEviction(TimedEviction):
         if extent.parent is not None:
             self._order_of(extent.parent.tenant).wake((extent.parent,))
 
-    def next(self) -> Extent:
-        """The next extent of the tenant that is furthest above its share."""
-        return next(self._in_turn())
-
     def nexts(self) -> Callable[[], Extent]:
+        """The next extent of the tenant that is furthest above its share, each time."""
         return self._in_turn().__next__
 
     def at_once(self, extent: Extent) -> int:

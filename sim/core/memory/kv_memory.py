@@ -22,13 +22,13 @@ from pagecast.sim.core.identity.keys import segment_of
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.blocks import columns_of, have_numbers
 from pagecast.sim.core.memory.dividing import Division
-from pagecast.sim.core.memory.eviction import Eviction, Expiry
+from pagecast.sim.core.memory.eviction import Eviction
 from pagecast.sim.core.memory.extent import Extent, Origin
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
 from pagecast.sim.core.memory.hit import Hit, TableHit
-from pagecast.sim.core.memory.layer_group import LayerGroup, Part, mark_of
-from pagecast.sim.core.memory.memory import Growth, HandedState, OffloadableMemory
+from pagecast.sim.core.memory.layer_group import HandedState, LayerGroup, Part, mark_of
+from pagecast.sim.core.memory.memory import Growth, Memory
 from pagecast.sim.core.memory.output_writers import OutputWriters
 from pagecast.sim.core.memory.partial_reuse import PartialReuse
 from pagecast.sim.core.memory.prefix_search import NO_HIT, PrefixSearch
@@ -48,13 +48,14 @@ Progress = Callable[[Request], int]
 _LONG = 1 << 62
 
 
-class KvMemory(OffloadableMemory):
+class KvMemory(Memory):
     """The blocks of one replica, in groups of layers as `limits.groups` says.
 
     `block_size` is the number of tokens per block key. `offsets` are those within a key block at which
     a decoding request may take, publish or give back blocks. `progress(request)` says how many tokens of a
     generating request may be published by now. `numbered`: somebody asks for the numbers of blocks.
-    `commits_late`: commits publish blocks, and may do so later than somebody looks for them.
+    `commits_late`: commits publish blocks, and may do so later than somebody looks for them. `key_lookahead`:
+    how many tokens after a block its key covers; until they are known it can't be found.
     """
 
     def __init__(
@@ -77,8 +78,7 @@ class KvMemory(OffloadableMemory):
         if limits.partial_reuse and limits.caching:
             copies = limits.partial_reuse == "copy"
             self.partial_reuse = PartialReuse(limits.block_size, self.take_over, copies=copies)
-        timed = eviction.timed
-        self.expiry = None if timed is None else Expiry(timed, log)
+        self.expiry = eviction.timed
         self.eviction = eviction
         self.block_size = limits.block_size
         self.caching = limits.caching
@@ -153,15 +153,12 @@ class KvMemory(OffloadableMemory):
     def watch(self, watcher: Watcher) -> None:
         """Tells a watcher of the content of groups that keep every token.
 
-        A router's index holds prefixes, so it can follow only groups in which a block stays findable until it
-        is evicted. Dynamo's router drops the events of all other groups (windows, chunked local attention,
-        recurrent states), and so believes in prefixes whose windows are gone. Hashes name no group there:
-        where several groups keep every token, a block that one of them evicts counts as gone.
+        Of others a block does not stay findable until it is evicted. So Dynamo's router drops their events,
+        and believes in prefixes whose windows are gone. Where several groups keep every token, a block that
+        one of them evicts counts as gone.
 
         Errors: BadInput where there are none, or their blocks are not those that have keys.
-        Source: ai-dynamo/dynamo, lib/kv-router/src/zmq_wire/filter.rs (`is_main_attention`), pull requests
-        8669 and 8751. TensorRT-LLM's publisher passes on the events of the largest window alone (pull request
-        2241).
+        Source: ai-dynamo/dynamo, lib/kv-router/src/zmq_wire/filter.rs (`is_main_attention`).
         """
         specs = self._specs
         main = [number for number, spec in enumerate(specs) if spec.rules.keeps_all]
@@ -185,19 +182,7 @@ class KvMemory(OffloadableMemory):
         for _, indices in alike:
             first, *others = indices
             kind = StateGroup if specs[first].rules.sparse else LayerGroup
-            groups.append(
-                kind(
-                    self.pool,
-                    specs[first],
-                    self._limits,
-                    first,
-                    self.block_size,
-                    self.aligned,
-                    1 + len(others),
-                    sparse=self._rules.keeps_boundaries,
-                    names_partial=self._rules.names_partial,
-                )
-            )
+            groups.append(kind(self.pool, specs[first], self._limits, self._rules, first, 1 + len(others)))
         return groups
 
     def _set_up_groups(self) -> None:
@@ -297,6 +282,7 @@ class KvMemory(OffloadableMemory):
         return self._needed(request, hit, tokens, capped=capped) <= free
 
     def still_needed(self, request: Request, tokens: int) -> int:
+        """Blocks that a request still takes until its first `tokens` tokens are computed, beside its own."""
         tables = self.tables_of(request)
         return sum(
             [
@@ -337,11 +323,8 @@ class KvMemory(OffloadableMemory):
         return min(tokens, self.step_end) if self._looks_ahead else tokens
 
     def refusal_may_change(self, request: Request, hit: Hit, *, coming: bool) -> bool:
-        """Whether a waiting request's hit may grow while others only generate: it quotes one of them.
-
-        `coming`: requests begin to generate with this step. Where its first chunk was refused, and not its
-        whole sequence, a hit that shrinks may help as well. Also notes for `refused_for` how many blocks the
-        request needs (`refused_blocks`).
+        """A hit grows where it quotes a request that generates, and may help where it shrinks, if the first
+        chunk was refused. Also notes for `refused_for` how many blocks the request needs (`refused_blocks`).
         """
         if self.plain and hit.tokens // self.block_size >= (request.known_tokens - 1) // self.block_size:
             return False
@@ -722,6 +705,7 @@ class KvMemory(OffloadableMemory):
         return self._junctions.get(request, 0)
 
     def hit_ends(self, request: Request) -> tuple[int, ...]:
+        """The tokens after which a load may end that a prompt like this one asks for, or a longer one."""
         junction = self._junctions.get(request)
         return (request.prompt_tokens - 1, junction) if junction else (request.prompt_tokens - 1,)
 
@@ -747,10 +731,7 @@ class KvMemory(OffloadableMemory):
             self._publish(request, max(self._progress(request), self.filled.get(request, 0)))
 
     def withdraw(self, request: Request, tokens: int) -> None:
-        """Makes its blocks after the first `tokens` tokens unfindable: no finished step computed them.
-
-        What another request claimed in the meantime stays: the plan that fills it comes before its own.
-        """
+        """What another request claimed in the meantime stays: the plan that fills it comes before its own."""
         tables = self.tables.get(request)
         if tables is None:
             return
@@ -813,22 +794,25 @@ class KvMemory(OffloadableMemory):
         self.pool.evict(blocks)
         return blocks
 
-    # ---- for a lower tier
+    # ---- for a lower tier (`tiers/offloading.py`)
 
     @property
     def null(self) -> int:
+        """The number that stands in tables for blocks that are not kept."""
         return self.num_blocks
 
     def blocks_from(self, request: Request, group: int, first: int) -> list[int]:
+        """A request's block table in one group from a place on."""
         table, column = self._table(request, group)
         return table.by_place(self.null, column)[first:] if first < table.places else []
 
-    def first_unknown(self, request: Request, group: int, cached: int, last: int) -> int:
+    def first_unknown(self, request: Request, group: int, last: int) -> int:
         """The first of a table's first `last` places that a load has to fill: its block has no content."""
         table, _ = self._table(request, group)
         return table.first_unknown(last)
 
     def take_states(self) -> list[HandedState]:
+        """The recurrent states that were published since the last call, and whose blocks are held still."""
         states: list[HandedState] = []
         for group in self.groups:
             if group.handed:
@@ -837,9 +821,11 @@ class KvMemory(OffloadableMemory):
         return states
 
     def watch_allocations(self, *, on: bool) -> None:
+        """Takes note of every block taken from now on, or of none."""
         self.pool.allocations = [] if on else None
 
     def take_allocations(self) -> list[int]:
+        """The blocks taken since the last call, as far as they were noted."""
         allocations = self.pool.allocations
         if not allocations:
             return []
@@ -849,10 +835,7 @@ class KvMemory(OffloadableMemory):
     # ---- stretches of decode steps
 
     def quiet(self, decodes: Growth, tick: int, count: int, ticks: int) -> int:
-        """For how many of `ticks` decode ticks of `count` requests the free blocks are surely enough.
-
-        Blocks that leave windows in the meantime are not counted on.
-        """
+        """Blocks that leave windows in the meantime are not counted on."""
         free = self.pool.free_blocks // self.crossing_blocks
         if (ticks // self.block_size + 1) * count <= free:
             return ticks

@@ -11,18 +11,29 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pagecast.sim.core.events import EventKind
-from pagecast.sim.core.group_spec import Found, GroupSpec
+from pagecast.sim.core.group_spec import Found, GroupSpec, aligned_tokens
 from pagecast.sim.core.identity.keys import BlockKeys, segment_of
 from pagecast.sim.core.kv_events import KvEventStream
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.extent_pool import ExtentPool
 from pagecast.sim.core.memory.hit import TableHit
-from pagecast.sim.core.memory.memory import HandedState
 from pagecast.sim.core.memory.table import Table
+from pagecast.sim.core.memory.window_rules import WindowRules
 from pagecast.sim.core.request import Request
+
+
+class HandedState(NamedTuple):
+    """A recurrent state of a request that is published: its group, block, and the tokens it stands for."""
+
+    request: Request
+    group: int
+    block: int
+    tokens: int
+
 
 Part = tuple[bytes, int, int]
 """Rows of one segment that a hit may ask for: its key, the place of the first in the table, and how many."""
@@ -37,11 +48,7 @@ def mark_of(index: int, width: int) -> bytes:
 
 
 class LayerGroup:
-    """The rules of `width` equal groups that follow one another; `index` is the number of the first.
-
-    `unit` is the number of tokens per block key, `aligned` that of which every hit is a multiple.
-    `sparse`: of layers with a window only blocks at boundaries can be found (`WindowRules.keeps_boundaries`).
-    """
+    """The rules of `width` equal groups that follow one another; `index` is the number of the first."""
 
     scattered = False  # its tables may have null places anywhere
 
@@ -50,14 +57,12 @@ class LayerGroup:
         pool: ExtentPool,
         spec: GroupSpec,
         limits: Limits,
+        rules: WindowRules,
         index: int,
-        unit: int,
-        aligned: int,
         width: int = 1,
-        *,
-        sparse: bool = False,
-        names_partial: bool = False,
     ) -> None:
+        unit = limits.block_size  # tokens per block key
+        aligned = aligned_tokens(limits.groups) if limits.groups else unit  # every hit is a multiple of these
         self.width = width
         self.key_lookahead = 0  # tokens behind a block that its key covers
         self.just_stored: set[tuple[bytes | None, int]] = set()  # states that this step is to compute
@@ -70,12 +75,15 @@ class LayerGroup:
         self.most_blocks = spec.most_blocks(limits.held_tokens, limits.max_model_len)
         self._caching = limits.caching
         self._hands_over = limits.host is not None
-        self._sparse = sparse and spec.rules.found is Found.FROM_END
+        # Whether only blocks at boundaries can be found.
+        self._sparse = rules.keeps_boundaries and spec.rules.found is Found.FROM_END
         self.mark = mark_of(index, width)
         self._units = max(spec.block_size // unit, 1)
         self._unit = unit
         self._told = pool.log.events is not None or pool.log.kv is not None
-        self.names_partial = names_partial and limits.caching and spec.rules.keeps_all and self._units > 1
+        self.names_partial = (
+            rules.names_partial and limits.caching and spec.rules.keeps_all and self._units > 1
+        )
         self._size = spec.block_size
         self._aligned = aligned
         self._reachable = spec.rules.reachable(spec, aligned, dropping=False)

@@ -13,10 +13,10 @@ A memory declares the protocol as its base and implements all of it. Of a reques
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable
+from typing import Protocol
 
-from pagecast.sim.core.memory.eviction import Expiry
+from pagecast.sim.core.memory.eviction import TimedEviction
 from pagecast.sim.core.memory.head_start import HeadStart
 from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.output_writers import OutputWriters
@@ -59,7 +59,7 @@ class Memory(Protocol):
     recomputes_block: bool
     writers: OutputWriters
     partial_reuse: PartialReuse | None
-    expiry: Expiry | None
+    expiry: TimedEviction | None
     step_end: int
     untold: str
 
@@ -192,58 +192,3 @@ class Memory(Protocol):
 
     def findable_blocks(self) -> set[int]:
         """Every block whose content can be found. Linear in what is cached; for displays."""
-
-
-class HandedState(NamedTuple):
-    """A recurrent state of a request that is published: its group, block, and the tokens it stands for."""
-
-    request: Request
-    group: int
-    block: int
-    tokens: int
-
-
-class OffloadableMemory(Memory, Protocol):
-    """A memory whose blocks a lower tier can store and load (`tiers/offloading.py`).
-
-    `key_lookahead`: how many tokens after a block its key covers; until they are known it can't be found.
-    """
-
-    key_lookahead: int
-
-    @property
-    def null(self) -> int:
-        """The number that stands in tables for blocks that are not kept."""
-
-    def blocks_from(self, request: Request, group: int, first: int) -> list[int]:
-        """A request's block table in one group from a place on."""
-        ...
-
-    def first_unknown(self, request: Request, group: int, cached: int, last: int) -> int:
-        """The first of a table's first `last` places that a load has to fill, beyond a hit of `cached`."""
-
-    def still_needed(self, request: Request, tokens: int) -> int:
-        """Blocks that a request still takes until its first `tokens` tokens are computed, beside its own."""
-
-    def grow_for_load(self, request: Request, tokens: int) -> None:
-        """Takes blocks for the first `tokens` tokens of a request, as far as a load fills them."""
-
-    def take_states(self) -> list[HandedState]:
-        """The recurrent states that were published since the last call, and whose blocks are held still."""
-        ...
-
-    def detach(self, request: Request) -> Callable[[], None]:
-        """Takes a request's blocks from it, to be given back later by what is returned.
-
-        Until then they count as used, and their content can be found.
-        """
-
-    def hit_ends(self, request: Request) -> tuple[int, ...]:
-        """The tokens after which a load may end that a prompt like this one asks for, or a longer one."""
-        ...
-
-    def watch_allocations(self, *, on: bool) -> None:
-        """Takes note of every block taken from now on, or of none."""
-
-    def take_allocations(self) -> list[int]:
-        """The blocks taken since the last call, as far as they were noted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from pagecast.sim.core.memory.eviction import TimedEviction
 from pagecast.sim.core.memory.eviction_orders import EvictionOrder
@@ -64,6 +64,9 @@ class RankedEviction(TimedEviction):
             self.wake((extent.parent,))
 
     # ---- taking
+
+    def nexts(self) -> Callable[[], Extent]:
+        return self.next
 
     def next(self) -> Extent:
         """The extent without content that was added first, or the evictable extent with the lowest level."""

@@ -50,23 +50,7 @@ class RankedExtentPool(ExtentPool):
             count = min(eviction.at_once(extent), n)
             n -= count
             evicted += self._take_end(extent, count)
-        if self.partial_names:
-            for block in evicted:
-                self.partial_names.pop(block, None)
         return evicted
-
-    def _take_end(self, extent: Extent, count: int) -> array[int]:
-        """Takes the last blocks of a free extent."""
-        taken = last_first(extent.blocks[-count:], 1)
-        del extent.blocks[-count:]
-        number = extent.end
-        if not extent.blocks:
-            self.eviction.remove(extent)
-            self._forget(extent)
-        if self.spares:
-            self._replace(extent, number, count)
-        self._lose(extent, number, taken)
-        return taken
 
     # ---- holding
 

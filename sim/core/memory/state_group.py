@@ -17,8 +17,7 @@ from pagecast.sim.core.events import EventKind
 from pagecast.sim.core.identity.keys import BlockKeys, segment_of
 from pagecast.sim.core.memory.extent import Extent
 from pagecast.sim.core.memory.hit import TableHit
-from pagecast.sim.core.memory.layer_group import LayerGroup, Part
-from pagecast.sim.core.memory.memory import HandedState
+from pagecast.sim.core.memory.layer_group import HandedState, LayerGroup, Part
 from pagecast.sim.core.memory.table import Table
 from pagecast.sim.core.request import Request, State
 

@@ -19,7 +19,7 @@ class OffloadedGroup(NamedTuple):
     distance in offloaded blocks; else 0. `short_segments`: the last one may be shorter. `aligned`: tokens
     between places at which a hit may end, where only those near boundaries count; else 0. `drops_last`: hits
     leave out their last block (EAGLE). `handed`: its blocks are recurrent states, which the memory hands over
-    when it publishes them (`OffloadableMemory.take_states`); of these a load needs the last.
+    when it publishes them (`KvMemory.take_states`); of these a load needs the last.
     """
 
     number: int

@@ -19,7 +19,8 @@ from typing import NamedTuple
 from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.memory import HandedState, OffloadableMemory
+from pagecast.sim.core.memory.kv_memory import KvMemory
+from pagecast.sim.core.memory.layer_group import HandedState
 from pagecast.sim.core.plan import Chunk, Transfer
 from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.running import Running
@@ -53,7 +54,7 @@ class Offloading:
         self,
         spec: HostTierSpec,
         limits: Limits,
-        memory: OffloadableMemory,
+        memory: KvMemory,
         running: Running,
         log: EventLog,
         rules: OffloadRules,
@@ -171,7 +172,7 @@ class Offloading:
         for group, names in zip(self.groups, progress.names, strict=True):
             table = self.memory.blocks(request, group.number)
             last = -(-cached // group.block_size)
-            first = self.memory.first_unknown(request, group.number, progress.local, last)
+            first = self.memory.first_unknown(request, group.number, last)
             offloaded = -(-cached // group.size)
             parts.append((table[first:last], first, len(names_to_load) - first // factor))
             if first < last:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from pagecast.sim.core.memory.memory import OffloadableMemory
+from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.plan import Chunk
 from pagecast.sim.core.request import Request
 from pagecast.sim.core.tiers.offloaded_group import OffloadedGroup
@@ -22,7 +22,7 @@ class WatchedBlocks:
     an offloaded one.
     """
 
-    def __init__(self, memory: OffloadableMemory, groups: tuple[OffloadedGroup, ...], factor: int) -> None:
+    def __init__(self, memory: KvMemory, groups: tuple[OffloadedGroup, ...], factor: int) -> None:
         self.stores: dict[int, set[int]] = {}
         self._memory = memory
         self._groups = groups

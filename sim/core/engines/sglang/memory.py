@@ -14,7 +14,7 @@ from pagecast.sim.core.engines.sglang.tree import Match, Node, RadixTree, leaf_o
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.limits import Limits
-from pagecast.sim.core.memory.eviction import Expiry
+from pagecast.sim.core.memory.eviction import TimedEviction
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart
 from pagecast.sim.core.memory.hit import Hit
 from pagecast.sim.core.memory.memory import Growth, Memory
@@ -56,7 +56,7 @@ class RadixMemory(Memory):
         self.recomputes_block = False
         self.crossing_blocks = 1
         self.partial_reuse: PartialReuse | None = None
-        self.expiry: Expiry | None = None
+        self.expiry: TimedEviction | None = None
         self.step_end = 0
         self.untold = "content is in a radix tree, not in blocks"
         self.free = limits.num_blocks

@@ -21,7 +21,6 @@ from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.kv_memory import KvMemory
-from pagecast.sim.core.memory.memory import OffloadableMemory
 from pagecast.sim.core.memory.window_rules import WindowRules
 from pagecast.sim.core.parts import Parts
 from pagecast.sim.core.queue import Order
@@ -194,7 +193,7 @@ class VllmProfile(Profile):
         return order.beside() if isinstance(order, WeightedFair) else self.order(limits)
 
     def offloading(
-        self, limits: Limits, memory: OffloadableMemory, running: Running, log: EventLog
+        self, limits: Limits, memory: KvMemory, running: Running, log: EventLog
     ) -> Offloading | None:
         """vLLM's OffloadingConnector, with a disk behind it or without; None where there is no host tier."""
         if limits.host is None:
