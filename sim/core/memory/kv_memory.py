@@ -281,12 +281,12 @@ class KvMemory(Memory):
             return True
         return self._needed(request, hit, tokens, capped=capped) <= free
 
-    def still_needed(self, request: Request, tokens: int) -> int:
-        """Blocks that a request still takes until its first `tokens` tokens are computed, beside its own."""
+    def still_needed(self, request: Request, start: int, tokens: int) -> int:
+        """Blocks that a request, computed up to `start`, still takes for its first `tokens` tokens."""
         tables = self.tables_of(request)
         return sum(
             [
-                group.still_needed(request, table, tokens)
+                group.still_needed(request, table, start, tokens)
                 for group, table in zip(self.groups, tables, strict=True)
             ]
         )

@@ -105,8 +105,8 @@ class LayerGroup:
         held = 0 if table is None else table.places
         return max(self.spec.blocks_of(tokens) - held, 0) * self.width
 
-    def still_needed(self, request: Request, table: Table | None, tokens: int) -> int:
-        """Blocks that a request still takes until its first `tokens` tokens are computed, beside its own."""
+    def still_needed(self, request: Request, table: Table | None, start: int, tokens: int) -> int:
+        """Blocks that a request, computed up to `start`, still takes for its first `tokens` tokens."""
         held = 0 if table is None else table.places
         return max(min(self.spec.blocks_of(tokens), self.most_blocks) - held, 0) * self.width
 

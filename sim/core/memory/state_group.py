@@ -63,18 +63,20 @@ class StateGroup(LayerGroup):
 
     def missing(self, request: Request, table: Table | None, tokens: int) -> int:
         """Those of a step that ends at token `tokens`; below 0 where draft tokens were rejected."""
+        return self._missing(request, table, request.computed_tokens, tokens)
+
+    def _missing(self, request: Request, table: Table | None, start: int, tokens: int) -> int:
         assert table is None or isinstance(table, StateTable)
         blocks = self.spec.blocks_of(tokens) - (0 if table is None else table.places)
         if blocks <= 0:
             return blocks
         started = table is not None and table.started
-        start = request.computed_tokens
         exports = self._in_chunks(request) and self._exports(request, table, start, tokens)
         return min(blocks, 1 + exports + (0 if started else self.spec.drafts))
 
-    def still_needed(self, request: Request, table: Table | None, tokens: int) -> int:
+    def still_needed(self, request: Request, table: Table | None, start: int, tokens: int) -> int:
         """No more than one step takes: what leaves makes room for what comes."""
-        return self.missing(request, table, min(tokens, request.known_tokens))
+        return self._missing(request, table, start, min(tokens, request.known_tokens))
 
     def needed(
         self, request: Request, hit: TableHit | None, hit_tokens: int, tokens: int, *, capped: bool

@@ -233,14 +233,16 @@ class Offloading:
         self,
         max_model_len: int | None,
         completed: Mapping[Request, None],
+        starts: Mapping[Request, int],
         *,
         drafts: int = 0,
         beside: int = 0,
     ) -> int:
         """Blocks that requests with chunks to come, and those that loaded or load, will still take.
 
-        `completed`: so will these, of which the plan in the making computes the rest. `drafts`: so many draft
-        tokens of each are counted, too. `beside`: as are so many blocks.
+        `completed`: so will these, of which the plan in the making computes the rest. `starts`: up to where
+        requests are computed without this plan. `drafts`: so many draft tokens of each are counted, too.
+        `beside`: as are so many blocks.
         """
         reserved = 0
         for request in {**self.holders, **self._running.chunked, **completed}:
@@ -248,7 +250,8 @@ class Offloading:
                 tokens = request.known_tokens
                 if max_model_len is not None and tokens > max_model_len:
                     tokens = max_model_len
-                reserved += self.memory.still_needed(request, tokens + drafts) + beside
+                start = starts.get(request, request.computed_tokens)
+                reserved += self.memory.still_needed(request, start, tokens + drafts) + beside
         return reserved
 
     # ---- storing

@@ -146,17 +146,18 @@ class WaitingPass:
     def _reserved_blocks(self, offloading: Offloading) -> int:
         """Blocks that a load leaves to others, and to its own drafts."""
         limits, completed = self.step.limits, self._completed
+        starts = {chunk.request: chunk.start for chunk in self.step.chunks}
         drafts = self.step.draft_step if self.rules.offload.reserves_drafts else 0
         if not drafts:
-            return offloading.reserved_blocks(limits.max_model_len, completed)
+            return offloading.reserved_blocks(limits.max_model_len, completed, starts)
         if self.rules.offload.reserves_drafts == 1:
             own = -(-drafts // (aligned_tokens(limits.groups) if limits.groups else limits.block_size))
-            return offloading.reserved_blocks(limits.max_model_len, completed, beside=own) + own
+            return offloading.reserved_blocks(limits.max_model_len, completed, starts, beside=own) + own
         # States have blocks for drafts by themselves.
         sizes = [group.block_size for group in limits.groups if not group.rules.sparse]
         sizes = sizes or [limits.block_size]
         own = sum(-(-drafts // size) for size in sizes)
-        return offloading.reserved_blocks(limits.max_model_len, completed, drafts=drafts) + own
+        return offloading.reserved_blocks(limits.max_model_len, completed, starts, drafts=drafts) + own
 
     def _admit(self, request: Request, hit: Hit) -> bool:
         step = self.step
@@ -184,7 +185,7 @@ class WaitingPass:
         limit = step.limits.max_model_len
         known_tokens = request.known_tokens if limit is None else min(request.known_tokens, limit)
         free_blocks = memory.free_blocks - self.margin()
-        if self.whole and memory.still_needed(request, known_tokens) > free_blocks:
+        if self.whole and memory.still_needed(request, request.computed_tokens, known_tokens) > free_blocks:
             return self._wait()
         memory.leave(request, request.computed_tokens)
         done = request.computed_tokens
