@@ -42,7 +42,7 @@ def check_counts(s: Scheduler) -> None:
     free = s.memory.free_blocks
     running, queue = s.running, s.queue
     _hold(0 <= free <= s.limits.num_blocks, f"{free} free blocks of {s.limits.num_blocks}")
-    live = len(running.requests) + len(queue)
+    live = len(running.requests) + len(queue) + s.lifecycle.coming
     _hold(live == len(s.requests), f"{live} requests running or waiting, {len(s.requests)} live")
     flying = len(running.in_flight)
     _hold(flying <= s.limits.pipeline_depth + 1, f"{flying} plans in flight")

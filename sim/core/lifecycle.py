@@ -98,8 +98,16 @@ class Lifecycle:
         request.state = State.WAITING
         request.queue_depth = self.queue.size
         self.requests[request.id] = request
-        self.queue.add(request)
+        self._enqueue(request)
         return True
+
+    def _enqueue(self, request: Request) -> None:
+        self.queue.add(request)
+
+    @property
+    def coming(self) -> int:
+        """Live requests that are neither running nor in the queue yet."""
+        return 0
 
     def _bound_output(self, request: Request) -> str:
         """Lowers `max_tokens` to what can ever be held; why it is refused, where the engine does that."""

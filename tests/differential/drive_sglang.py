@@ -30,6 +30,7 @@ from sglang.srt.managers.schedule_policy import PrefillAdder, SchedulePolicy
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.managers.scheduler_components.batch_result_processor import SchedulerBatchResultProcessor
 from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import NewTokenRatioTracker
+from sglang.srt.managers.scheduler_components.recv_skipper import SchedulerRecvSkipper
 from sglang.srt.mem_cache import allocation
 from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
 from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
@@ -89,6 +90,7 @@ def publish(config: Row) -> Any:
         enable_mixed_chunk=config["enable_mixed_chunk"],
         disable_radix_cache=not config["enable_prefix_caching"],
         radix_eviction_policy=config["radix_eviction_policy"],
+        scheduler_recv_interval=config.get("scheduler_recv_interval", 1),
     )
     override.install()
     return override
@@ -262,8 +264,10 @@ class Engine:
         self.config: Row = spec["config"]
         self.rows: list[Row] = spec["requests"]
         self.scheduler = make_scheduler(self.config)
+        self.skipper = SchedulerRecvSkipper.maybe_create()
         self.requests = [self._request(number, row) for number, row in enumerate(self.rows)]
         self.submitted_us: list[int] = []
+        self.handed = 0  # so many of them to the scheduler
         self.first_us = [-1] * len(self.rows)
         self.finish_us = [-1] * len(self.rows)
         self.cached = [-1] * len(self.rows)
@@ -327,11 +331,21 @@ class Engine:
         return Decisions(self.seed, checksum(self.spec), self.turns, served)
 
     def _take_in(self) -> None:
-        for number in range(len(self.submitted_us), len(self.rows)):
-            if self.rows[number]["arrival_us"] > self.now_us:
+        """Hands over the requests that have come, where SGLang looks for them; idle turns take no time."""
+        scheduler = self.scheduler
+        coming = range(len(self.submitted_us), len(self.rows))
+        self.submitted_us += [
+            self.now_us for number in coming if self.rows[number]["arrival_us"] <= self.now_us
+        ]
+        idle = scheduler.last_batch is None and scheduler.running_batch.is_empty()
+        idle = idle and not scheduler.result_queue and scheduler.chunked_req is None
+        idle = idle and not scheduler.waiting_queue
+        while self.skipper is not None and not self.skipper.handle(scheduler.last_batch):
+            if not idle:
                 return
-            self.submitted_us.append(self.now_us)
-            self.scheduler._add_request_to_queue(self.requests[number])
+        for number in range(self.handed, len(self.submitted_us)):
+            scheduler._add_request_to_queue(self.requests[number])
+        self.handed = len(self.submitted_us)
 
     def _idle(self) -> None:
         scheduler = self.scheduler
@@ -341,7 +355,9 @@ class Engine:
             and scheduler.chunked_req is None
         ):
             scheduler.new_token_ratio_tracker.reset()
-        if min(self.finish_us) < 0:
+        if self.handed < len(self.submitted_us):
+            self.now_us -= 1  # idle turns take no time
+        elif min(self.finish_us) < 0:
             if len(self.submitted_us) == len(self.rows):
                 raise RuntimeError(f"seed {self.seed}: nothing can be scheduled")
             self.now_us = max(self.now_us, self.rows[len(self.submitted_us)]["arrival_us"])

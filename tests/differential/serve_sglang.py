@@ -39,6 +39,7 @@ def limits_of(config: dict[str, Any]) -> Limits:
             mixed_chunk=config["enable_mixed_chunk"],
             ignore_eos=config["ignore_eos"],
             eviction=config["radix_eviction_policy"],
+            recv_interval=config.get("scheduler_recv_interval", 1),
         ),
     )
 

@@ -16,6 +16,7 @@ EVICTION = ("lru", "lru", "lru", "lru", "lfu", "slru", "fifo", "mru", "filo")
 
 
 PRESSURE = "pressure"
+RECEIVING = "recv-interval"
 LONGER = {"exact-tokens": 1, "max-tokens": 4}  # `max_new_tokens` of requests, in lengths of their outputs
 OVERLAP = {"overlap": True, "synchronous": False}
 
@@ -26,6 +27,7 @@ def specification(seed: int, *features: str) -> Spec:
     With the feature `pressure` running requests outgrow the memory. `overlap` and `synchronous` say whether
     scheduling and computing overlap; without either, the seed does. With `exact-tokens` and `max-tokens`
     equal requests want memory at once, which stop after a part of what they may generate in the second.
+    `recv-interval`: the scheduler looks for requests once in some turns.
     """
     draw = SglangDraw(1_000_000 + seed)
     for feature in LONGER.keys() & features:
@@ -33,6 +35,8 @@ def specification(seed: int, *features: str) -> Spec:
     spec = draw.sglang(pressure=PRESSURE in features)
     for feature in OVERLAP.keys() & features:
         spec["config"]["overlap"] = OVERLAP[feature]
+    if RECEIVING in features:
+        spec["config"]["scheduler_recv_interval"] = draw.choice(2, 3, 5, 10, 30)
     return spec
 
 

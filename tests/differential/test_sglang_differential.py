@@ -26,6 +26,8 @@ BOTH_WAYS = range(5080, 5100)
 PRESSURE = range(20)
 MORE_PRESSURE = range(20, 100)
 STOPPING = range(6)
+RECEIVING = range(12)
+MORE_RECEIVING = range(12, 200)
 INTERPRETER = "PAGECAST_SGLANG_PYTHON"
 
 
@@ -68,6 +70,17 @@ def test_every_turn_under_pressure_is_sglangs(seed):
 @pytest.mark.parametrize("seed", MORE_PRESSURE, ids=seed_name)
 def test_every_turn_of_many_scenarios_under_pressure_is_sglangs(seed):
     check(recorded(MORE_PRESSURE, "pressure")[seed], "pressure", every=50)
+
+
+@pytest.mark.parametrize("seed", RECEIVING, ids=seed_name)
+def test_requests_are_received_in_the_turns_that_sglang_looks_for_them(seed):
+    check(recorded(RECEIVING, "recv-interval")[seed], "recv-interval", every=50)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", MORE_RECEIVING, ids=seed_name)
+def test_requests_of_many_scenarios_are_received_when_sglang_does(seed):
+    check(recorded(MORE_RECEIVING, "recv-interval")[seed], "recv-interval", every=50)
 
 
 def running(run: Decisions) -> float:

@@ -279,6 +279,8 @@ def test_unknown_settings_are_named():
         {"block_size": 16, "async_scheduling": False},
         {"block_size": 1, "enable_mixed_chunk": True, "scheduling_policy": "lpm"},
         {"block_size": 16, "enable_prefix_caching": False},
+        {"block_size": 16, "scheduler_recv_interval": 30},
+        {"block_size": 1, "scheduler_recv_interval": 7, "async_scheduling": False},
     ],
     ids=str,
 )
@@ -292,6 +294,19 @@ def test_stretches_are_the_same_as_single_steps(fields):
     assert fast.requests.equals(slow.requests)
     assert fast.summary["evicted_blocks"] == slow.summary["evicted_blocks"]
     assert len(fast.steps) < len(slow.steps)
+
+
+def test_a_request_that_is_not_received_yet_can_be_cancelled():
+    s = scheduler(blocks=60, settings=SglangSettings(recv_interval=10))
+    first, second = request("0", 10, 30), request("1", 10, 30)
+    s.submit(first)
+    s.commit(s.plan(0))
+    s.commit(s.plan(0))
+    s.submit(second)
+    assert not s.queue.size and s.lifecycle.coming == 1
+    assert s.cancel("1", 0)
+    check(s)
+    assert not s.lifecycle.coming and second.state is State.CANCELLED
 
 
 def test_tenants_below_a_ceiling_are_told_apart_in_stretches_too():

@@ -205,11 +205,46 @@ def test_unknown_settings_are_named():
         Scenario(context_chunking_policy="equal_progress").limits()
 
 
+WAITING = TrtllmSettings(chunked_context=True, wait_steps=3, wait_ratio=0.5)
+
+
+def steps_held_back(*prompts: Request, first: int = 20, engine: TrtllmSettings = WAITING) -> int:
+    """The steps for which prompts wait that come while a request generates; 100 tokens fit in a step."""
+    s = scheduler(NO_EVICT, 2000, most=8, budget=100, engine=engine)
+    assert s.submit(request(0, first, 40, text=77))
+    s.commit(s.plan(0))
+    for each in prompts:
+        assert s.submit(each)
+    for step in range(10):
+        plan = s.plan(0)
+        s.commit(plan)
+        check(s)
+        if plan.chunks:
+            return step
+    raise AssertionError("the prompts never begin")
+
+
+def test_prompts_wait_to_fill_a_batch_while_others_generate():
+    """The cases of TensorRT-LLM's test_py_executor.py, TestWaitingRequests, with 100 tokens in a step."""
+    assert steps_held_back(request(1, 10, 5)) == 3  # as long as it may
+    assert steps_held_back(request(1, 60, 5)) == 0  # enough tokens
+    assert steps_held_back(request(1, 25, 5), request(2, 24, 5)) == 0  # with the one that generates
+    assert steps_held_back(request(1, 25, 5), request(2, 23, 5)) == 3
+    assert steps_held_back(request(1, 60, 5, text=77), first=50) == 3  # 50 of its 60 tokens are cached
+    assert steps_held_back(request(1, 10, 5), engine=CHUNKS) == 0
+
+
+def test_prompts_do_not_wait_where_nobody_generates():
+    s = scheduler(NO_EVICT, 200, engine=WAITING)
+    assert serve(s, request(0, 10, 5)) == {"0": [(0, 5)]}
+
+
 @pytest.mark.parametrize("profile", ALL)
 @pytest.mark.parametrize("ahead", [False, True], ids=["sync", "overlap"])
 def test_stretches_are_the_same_as_single_steps(profile, ahead):
     trace = read("chat", limit=60)
-    scenario = Scenario(engine=profile, costs="roofline", num_gpu_blocks=600, async_scheduling=ahead)
+    wait = {"batch_wait_timeout_iters": 5, "batch_wait_max_tokens_ratio": 0.2} if ahead else {}
+    scenario = Scenario(engine=profile, costs="roofline", num_gpu_blocks=600, async_scheduling=ahead, **wait)
     fast = replay(trace, scenario, check_every=10)
     slow = replay(trace, scenario, fast_forward=False)
     assert fast.requests.equals(slow.requests)

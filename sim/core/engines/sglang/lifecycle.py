@@ -9,6 +9,7 @@ Source: SGLang 0.5.23, srt/managers/scheduler_components/batch_result_processor.
 from __future__ import annotations
 
 from pagecast.sim.core.decoders import admission_order
+from pagecast.sim.core.engines.sglang.inbox import Inbox
 from pagecast.sim.core.engines.sglang.memory import RadixMemory
 from pagecast.sim.core.events import EventKind, EventLog
 from pagecast.sim.core.intake import Intake
@@ -23,7 +24,8 @@ from pagecast.sim.core.running import Running
 class RadixLifecycle(Lifecycle):
     """Moves requests from state to state over a `RadixMemory`.
 
-    Requests that end with one step end in the order of their batch (`Request.order`).
+    Requests that end with one step end in the order of their batch (`Request.order`). With an `inbox`
+    requests wait there until the scheduler receives them.
     """
 
     def __init__(
@@ -34,9 +36,31 @@ class RadixLifecycle(Lifecycle):
         running: Running,
         log: EventLog,
         intake: Intake | None = None,
+        inbox: Inbox | None = None,
     ) -> None:
         super().__init__(limits, memory, queue, running, log, None, None, intake)
+        self.inbox = inbox
         self._radix = memory
+
+    # ---- coming
+
+    def _enqueue(self, request: Request) -> None:
+        if self.inbox is None:
+            super()._enqueue(request)
+        else:
+            self.inbox.requests[request] = None
+
+    @property
+    def coming(self) -> int:
+        """Requests in the inbox."""
+        return 0 if self.inbox is None else len(self.inbox.requests)
+
+    def _take_out(self, request: Request) -> None:
+        """Takes a request out of running set, queue or inbox; its pages are not touched."""
+        if self.inbox is not None and request in self.inbox.requests:
+            del self.inbox.requests[request]
+        else:
+            super()._take_out(request)
 
     def _never_refused(self) -> int:
         """0 tokens: `_never_fits` is asked of every request."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pagecast.sim.core.engines.sglang.inbox import Inbox
 from pagecast.sim.core.engines.sglang.memory import RadixMemory
 from pagecast.sim.core.engines.sglang.new_token_ratio import RETRACT_STEPS, NewTokenRatio
 from pagecast.sim.core.engines.sglang.order import SglangFcfs
@@ -38,9 +39,12 @@ class SglangMix:
     join it in the next turn, `unfinished` is the request whose prompt is cut off.
     """
 
-    def __init__(self, settings: SglangSettings, memory: RadixMemory, order: SglangFcfs) -> None:
+    def __init__(
+        self, settings: SglangSettings, memory: RadixMemory, order: SglangFcfs, inbox: Inbox | None = None
+    ) -> None:
         self.settings = settings
         self.memory = memory
+        self.inbox = inbox
         self.order = order
         self.batch: list[Request] = []
         self.merging: list[Request] | None = None
@@ -51,8 +55,12 @@ class SglangMix:
 
     def fill(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Makes a batch of prompts, or else of decodes."""
+        if self.inbox is not None:
+            self._receive(step, queue, self.inbox)
         self._merge(step)
         if self._prefill(step, queue):
+            if self.inbox is not None:
+                self.inbox.prompts = True
             return
         if self.batch:
             self._decode(step)
@@ -61,6 +69,14 @@ class SglangMix:
                 self.ratio.reset()
         elif not step.running.requests and not step.running.in_flight and not self.memory.used_blocks:
             self._abort_first(step)
+
+    def _receive(self, step: Step, queue: Queue, inbox: Inbox) -> None:
+        """Begins a turn. Where nothing is left to compute, turns take no time until one receives."""
+        inbox.turn()
+        if inbox.requests and not queue.size and not step.running.requests and not step.running.in_flight:
+            if not step.limits.pipeline_depth:
+                self.ratio.reset()  # an idle turn comes first, as the last result is processed already
+            inbox.receive()
 
     def is_quiet(self, queue: Queue, decoding: int) -> bool:
         """Whether the next turns only decode: nobody joins, leaves or may be admitted.

@@ -9,6 +9,7 @@ from pagecast.sim.core.drafter import Drafter
 from pagecast.sim.core.engines.deployment import Deployment
 from pagecast.sim.core.engines.profile import Profile
 from pagecast.sim.core.engines.sglang.defaults import defaults
+from pagecast.sim.core.engines.sglang.inbox import Inbox
 from pagecast.sim.core.engines.sglang.lifecycle import RadixLifecycle
 from pagecast.sim.core.engines.sglang.memory import RadixMemory
 from pagecast.sim.core.engines.sglang.mix import SglangMix
@@ -54,9 +55,11 @@ class SglangProfile(Profile):
         memory = RadixMemory(limits, log, settings.eviction)
         order = LongestPrefixFirst() if limits.policy == "lpm" else SglangFcfs()
         intake = None if self.intake is None else self.intake(limits)
-        lifecycle = RadixLifecycle(limits, memory, Queue(order, memory), running, log, intake)
+        queue = Queue(order, memory)
+        inbox = Inbox(settings.recv_interval, queue) if settings.recv_interval > 1 else None
+        lifecycle = RadixLifecycle(limits, memory, queue, running, log, intake, inbox)
         step = Step(lifecycle, memory, None, self.drafting)
-        mix = SglangMix(settings, memory, order)
+        mix = SglangMix(settings, memory, order, inbox)
         return Parts(lifecycle, step, mix, RadixStride(lifecycle, memory, step, mix))
 
 

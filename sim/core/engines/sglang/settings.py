@@ -19,6 +19,7 @@ class SglangSettings:
     running request.
     `mixed_chunk`: decodes join a batch of prompts. `ignore_eos`: outputs end by length alone.
     `eviction`: the order in which leaves of the radix tree are evicted.
+    `recv_interval`: the scheduler looks for new requests once in so many steps (`Inbox`).
     """
 
     max_prefill_tokens: int = option("sglang: most prompt tokens in a batch", 16384, ge=1)
@@ -29,6 +30,9 @@ class SglangSettings:
         "sglang: which cached prefix is evicted first", "lru", flat="radix_eviction_policy"
     )
     ignore_eos: bool = option("sglang: outputs end by length alone, and it knows", False)
+    recv_interval: int = option(
+        "sglang: decode steps between two looks for new requests", 1, flat="scheduler_recv_interval", ge=1
+    )
 
     @property
     def decodes_apart(self) -> bool:
@@ -43,5 +47,7 @@ class SglangSettings:
             raise BadInput(
                 f"schedule_conservativeness is {self.schedule_conservativeness}; it must be above 0"
             )
+        if self.recv_interval < 1:
+            raise BadInput(f"scheduler_recv_interval is {self.recv_interval}; it must be at least 1")
         if self.mixed_chunk and not self.chunked_prefill:
             raise BadInput("mixed_chunk needs chunked prefill")

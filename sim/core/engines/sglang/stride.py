@@ -32,9 +32,12 @@ class RadixStride(Stride):
         tick = running.tick
         self.count = count
         self.context, self.longest = decoders.contexts(tick)
-        return self._radix.quiet(decoders, tick, count, decoders.quiet(tick))
+        quiet = self._radix.quiet(decoders, tick, count, decoders.quiet(tick))
+        return quiet if self._mix.inbox is None else min(quiet, self._mix.inbox.quiet())
 
     def _apply(self, steps: int) -> None:
         """Takes the pages of the open stretch."""
         self._radix.take(self._crossings)
         self._mix.ratio.decode(steps)
+        if self._mix.inbox is not None:
+            self._mix.inbox.decode(steps)

@@ -247,6 +247,8 @@ class TrtllmMix:
         self.unit = settings.unit or limits.block_size
         self.budget = limits.max_num_batched_tokens
         self._size = limits.block_size
+        self._waits = settings.wait_steps > 0 or settings.wait_ratio > 0
+        self._waited = 0  # steps for which prompts have been held back
 
     def fill(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Lets all generating requests decode, and fills the rest of the step with prompts."""
@@ -260,6 +262,9 @@ class TrtllmMix:
         fits = self.capacity.fitting(step, memory, queue)
         computing, contexts = self._choose(step, fits)
         prompts = self._prompts(contexts, self.budget - len(computing))
+        if self._waits and prompts and computing and self._holds_back(contexts, len(computing)):
+            prompts = []
+            queue.blocked = False
         self._begin(step, memory, prompts)
         self._decode(step, computing)
         self._trim(prompts, self.budget - len(computing))
@@ -271,6 +276,20 @@ class TrtllmMix:
             # One was begun, whose blocks the others can share from now on, or had to wait for tokens; or one
             # was paused, whose content can be found from now on.
             queue.blocked = False
+
+    def _holds_back(self, contexts: list[Candidate], tokens: int) -> bool:
+        """Whether prompts wait for others to share their step. `tokens`: of the requests that generate.
+
+        A prompt counts with all its tokens but the cached ones that it begins with, as in `PyExecutor`
+        (`_waiting_requests`).
+        """
+        for request, hit in contexts:
+            tokens += max(request.known_tokens - (hit.tokens if hit is not None else 0), 1)
+        if self._waited >= self.settings.wait_steps or tokens >= self.settings.wait_ratio * self.budget:
+            self._waited = 0
+            return False
+        self._waited += 1
+        return True
 
     def _choose(self, step: Step, fits: list[Candidate]) -> tuple[dict[Request, None], list[Candidate]]:
         """The requests that decode, in order, and the prompts that the micro batch may have."""
