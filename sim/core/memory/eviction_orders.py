@@ -103,9 +103,9 @@ class EvictionOrder:
         """The new level of content that is to be evicted next; None: it stays, and is evicted."""
         return None
 
-    def at_once(self, content: Content) -> int:
-        """How many of its last blocks are evicted before the level of the rest is asked for again."""
-        return content.end - content.start
+    def at_once(self, content: Content, most: int) -> int:
+        """How many of its last `most` blocks are evicted before the level of the rest is asked for again."""
+        return most
 
     def divided(self, part: Content, content: Content) -> None:
         """`part` was cut off the end of content that has a level, and has the same one."""
@@ -230,10 +230,10 @@ class Cost(EvictionOrder):
         self._floor = max(self._floor, level)
         return None
 
-    def at_once(self, content: Content) -> int:
+    def at_once(self, content: Content, most: int) -> int:
         """All, but first only the blocks beyond the cap, which have no value."""
         beyond = content.end - self._most_valued
-        return beyond if beyond > 0 else content.end - content.start
+        return beyond if 0 < beyond < most else most
 
     def divided(self, part: Content, content: Content) -> None:
         """Takes note of both parts."""

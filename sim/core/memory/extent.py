@@ -213,9 +213,11 @@ class Extent:
         A free block that follows in the tree could never be found again. Blocks that somebody holds do not
         count: their holder holds all that precedes them as well.
         """
+        if not self.children:
+            return len(self.blocks) // self.width
         low = self.number
         end = self.end
-        for child in self.children or ():
+        for child in self.children:
             if child.blocks and not child.holders and child.number > low:
                 low = child.number
                 if low >= end:

@@ -315,7 +315,8 @@ class ExtentPool:
             self._forget(extent)
         if self.spares:
             self._replace(extent, number, len(taken))
-        self._lose(extent, number, taken)
+        if self._heard or extent.key is None:
+            self._lose(extent, number, taken)
         return taken
 
     def _take_begun(self, n: int) -> array[int]:

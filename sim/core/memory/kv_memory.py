@@ -147,7 +147,8 @@ class KvMemory(Memory):
         # Whether every group takes a block whenever a request begins one, and keeps it to the end.
         self.plain = self._alike_groups and not self._window_groups
         # Whether there is one such group, and nobody hears of each block that can be found from now on.
-        self._single = self.plain and len(specs) == 1 and log.events is None and not self._traced
+        self._publishes_rows = self.plain and len(specs) == 1 and log.events is None
+        self._single = self._publishes_rows and not self._traced
         self.untold = "layers with windows tell nobody what they evict" if self._window_groups else ""
 
     def watch(self, watcher: Watcher) -> None:
@@ -641,10 +642,11 @@ class KvMemory(Memory):
         if tables is None or tokens <= tables.published:
             return
         by_group = self._dealt(tables) if tables.pending else tables.by_group
-        if self._single and not self.key_lookahead and not self.recomputes_block:
+        table = by_group[0]
+        alone = self._publishes_rows and (table.origin is None or table.origin.retention is None)
+        if alone and not self.key_lookahead and not self.recomputes_block:
             tables.published = tokens
             full = tokens // self.block_size
-            table = by_group[0]
             if full > table.places:
                 full = table.places
                 tables.published = 0  # there is more to publish once there are places

@@ -103,7 +103,7 @@ class RankedEviction(TimedEviction):
     def at_once(self, extent: Extent) -> int:
         """As many as may be evicted before the extent's level changes."""
         most = extent.evictable()
-        return min(most, self.order.at_once(extent)) if self.gains else most
+        return self.order.at_once(extent, most) if self.gains else most
 
     def __iter__(self) -> Iterator[Extent]:
         yield from self._blank
