@@ -62,9 +62,9 @@ out = _Plain()
 err = _Plain(stderr=True)
 
 
-def table_lines(table: Table) -> list[str]:
+def table_lines(table: Table, width: int = _WIDE) -> list[str]:
     """The lines of a table without a border, as they are printed, however narrow the terminal is."""
-    lines = out.render_lines(table, out.options.update_width(_WIDE), pad=False)
+    lines = out.render_lines(table, out.options.update_width(width), pad=False)
     return ["".join(part.text for part in line).rstrip() for line in lines]
 
 

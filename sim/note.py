@@ -9,6 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 
+class Caution(str):
+    """A text that must be read before the figures are used: a part that is not modelled, an option without
+    effect. The first screen of an answer has it, whatever else has room there."""
+
+
 class Note(str):
     """A code, and the figures that it is about by name."""
 
@@ -26,3 +31,7 @@ class Note(str):
     def __getnewargs_ex__(self) -> tuple[tuple[str], dict[str, Any]]:
         """As pickle makes it again."""
         return (self.code,), self.figures
+
+
+class CautionNote(Note, Caution):
+    """A note that must be read before the figures are used."""

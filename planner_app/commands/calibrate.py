@@ -13,7 +13,8 @@ from pagecast.planner_app.commands.engine import memory_table, open_engine
 from pagecast.planner_app.commands.engine_options import EngineOptions, changed_options, engine_gather
 from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.ignored_options import refuse_options
-from pagecast.planner_app.commands.output import Output
+from pagecast.planner_app.commands.output import Explained
+from pagecast.planner_app.commands.screen import show_block, show_notes, table_rows
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.planner.execution.options import MOST_REPLICATES
 from pagecast.planner_app.reports import html_page
@@ -22,14 +23,17 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
 from pagecast.sim.costs.calibration.option_costs import UNKNOWN, OptionCosts
 from pagecast.sim.costs.calibration.shape import CPU
+from pagecast.sim.costs.calibration.trust import expected_error
 from pagecast.sim.costs.families.registry import family
 from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.fitting.build import REPLICATES, CalibrationRun, calibrate
+from pagecast.sim.note import Caution
 from pagecast.sim.runs.bench_results import read_results
 from pagecast.sim.scenario import Scenario
 from pydantic import Field
 from rich.table import Table
 
+_MOST_REGIONS = 3  # of steps, in the answer
 _SPECULATION, _HOST_TIER = "speculative_config", ("kv_offloading_size", "kv_offloading_block_size")
 _OF_A_CPU = "these costs are for trying the command out: no GPU to plan for is a CPU"
 # Terms whose full description does not fit a line of the table.
@@ -125,7 +129,7 @@ def calibrate_command(
     of_bench: OfBench,
     fit: FitOptions,
     engine: Annotated[EngineOptions, engine_gather(without=_WITHOUT)],
-    output: Output,
+    output: Explained,
 ) -> None:
     """Fits step costs to recorded runs of one engine, model and GPU, and writes them to a file.
 
@@ -179,7 +183,7 @@ def calibrate_command(
     if output.json_only:
         console.print_json(as_dict(calibration, ask.out))
     else:
-        show(calibration, ask.out)
+        (show if output.explain else show_answer)(calibration, ask.out)
 
 
 def as_dict(calibration: Calibration, out: Path) -> dict[str, Any]:
@@ -195,7 +199,7 @@ def as_dict(calibration: Calibration, out: Path) -> dict[str, Any]:
     }
 
 
-def _from_bench(files: Sequence[Path], of_bench: OfBench, out: Path, name: str, output: Output) -> None:
+def _from_bench(files: Sequence[Path], of_bench: OfBench, out: Path, name: str, output: Explained) -> None:
     """Fits corrections to request-level results and writes them."""
     scenario = _measured_in(of_bench)
     results = [read_results(path, of_bench.client_ms) for path in files]
@@ -206,7 +210,7 @@ def _from_bench(files: Sequence[Path], of_bench: OfBench, out: Path, name: str, 
     _write(corrections, out, output)
 
 
-def _from_steps(files: Sequence[Path], of_bench: OfBench, out: Path, name: str, output: Output) -> None:
+def _from_steps(files: Sequence[Path], of_bench: OfBench, out: Path, name: str, output: Explained) -> None:
     """Fits corrections to times of single batches and writes them."""
     from pagecast.sim.fitting.from_steps import fit_steps
     from pagecast.sim.runs.timed_steps import read_timed_steps
@@ -224,14 +228,12 @@ def _measured_in(of_bench: OfBench) -> Scenario:
     return Scenario.load(of_bench.scenario)
 
 
-def _write(corrections: Corrections, out: Path, output: Output) -> None:
+def _write(corrections: Corrections, out: Path, output: Explained) -> None:
     corrections.save(out)
     if output.json_only:
         console.print_json({**asdict(corrections), "sd": list(corrections.sd), "file": str(out)})
         return
-    for line in corrections_lines(corrections):
-        console.out.print(line, soft_wrap=True, highlight=False)
-    console.out.print(f"written to {out}", soft_wrap=True)
+    show_block([*corrections_lines(corrections), _taken(out)], rest="--json has every figure")
 
 
 def _sweep(model: str, options: EngineOptions, out: Path, quiet: bool) -> Path:
@@ -268,34 +270,81 @@ def _engines(options: EngineOptions) -> Iterator[tuple[str, EngineOptions]]:
         )
 
 
-def show(calibration: Calibration, out: Path) -> None:
-    """Prints what was learnt, how well it fits, and how well runs forecast each other."""
+def _taken(out: Path) -> str:
+    return f"written to {out}: --costs {out} takes it"
+
+
+def show_answer(calibration: Calibration, out: Path) -> None:
+    """Prints what was fitted, how far it may be off, and what three steps take."""
+    lines = [
+        _about(calibration),
+        _reach(calibration),
+        _taken(out),
+        *table_rows(_errors(calibration.regions[:_MOST_REGIONS])),
+        f"a step of {_steps(calibration)}",
+    ]
+    show_block(lines, _notes(calibration))
+
+
+def _about(calibration: Calibration) -> str:
     made_for, runs = calibration.made_for, calibration.provenance["runs"]
-    console.out.print(
-        f"{made_for['engine']} {made_for['engine_version']}, {made_for['model']} on {made_for['gpu']}: "
-        f"{sum(run['steps'] for run in runs)} steps of {len(runs)} runs",
-        soft_wrap=True,
-    )
-    console.out.print(_terms(calibration))
-    if calibration.options != UNKNOWN:
-        console.out.print(_options(calibration.options))
-    console.out.print(_errors(calibration))
+    steps = console.counted(sum(run["steps"] for run in runs), "step")
+    engine = f"{made_for['engine']} {made_for['engine_version']}"
+    fitted = f"fitted to {steps} of {console.counted(len(runs), 'run')}"
+    return f"{engine}, {made_for['model']} on {made_for['gpu']}: {fitted}"
+
+
+def _reach(calibration: Calibration) -> str:
+    """How far off the costs are on runs, or parts of a sweep, that were not fitted."""
+    left_out = expected_error(calibration).figures["left_out"]
+    if not left_out:
+        return "no run was left out of the fit, so its error on other runs is unknown: add another --from-run"
+    parts = [
+        f"{name} that was left out: total step time within {total:.1f}%, the median step within {median:.1f}%"
+        for name, (total, median) in left_out.items()
+    ]
+    return "; ".join(parts)
+
+
+def _steps(calibration: Calibration) -> str:
+    """What steps of few, some and the most tokens take."""
+    points = [
+        f"{console.counted(tokens, 'token')} takes {console.seconds(ns / 1e9)}"
+        for tokens, ns in zip(calibration.knots, calibration.curve_ns, strict=True)
+    ]
+    return ", one of ".join((points[0], points[len(points) // 2], points[-1]))
+
+
+def _notes(calibration: Calibration) -> list[str]:
+    notes: list[str] = []
+    if calibration.host.source == MEASURED:
+        notes.append(
+            Caution(
+                "no run with asynchronous scheduling among them: what planning ahead hides is a lower bound, "
+                "and asynchronous replays, the default, will be too slow: add such a run"
+            )
+        )
+    if calibration.made_for["gpu"] == CPU:
+        notes.append(Caution(_OF_A_CPU))
     for key, words in (
         ("dropped_terms", "did not lower the error on steps left out"),
         ("absent_terms", "never occur"),
     ):
         if calibration.provenance[key]:
             names = ", ".join(calibration.provenance[key])
-            console.out.print(f"note: terms that {words} in these runs: {names}", soft_wrap=True)
-    if calibration.host.source == MEASURED:
-        console.out.print(
-            "note: no run with asynchronous scheduling among them: what planning ahead hides is a lower "
-            "bound, and asynchronous replays, the default, will be too slow: add such a run",
-            soft_wrap=True,
-        )
-    if made_for["gpu"] == CPU:
-        console.out.print(f"note: {_OF_A_CPU}", soft_wrap=True)
-    console.out.print(f"written to {out}", soft_wrap=True)
+            notes.append(f"terms that {words} in these runs: {names}")
+    return notes
+
+
+def show(calibration: Calibration, out: Path) -> None:
+    """Prints what was learnt, how well it fits, and how well runs forecast each other."""
+    console.out.print(_about(calibration), soft_wrap=True)
+    console.out.print(_terms(calibration))
+    if calibration.options != UNKNOWN:
+        console.out.print(_options(calibration.options))
+    console.out.print(_errors(calibration.regions, calibration.cross_validation))
+    show_notes(_notes(calibration))
+    console.out.print(_taken(out), soft_wrap=True)
 
 
 def _terms(calibration: Calibration) -> Table:
@@ -321,15 +370,15 @@ def _options(options: OptionCosts) -> Table:
     return table
 
 
-def _errors(calibration: Calibration) -> Table:
+def _errors(regions: Sequence[dict[str, Any]], left_out: Sequence[dict[str, Any]] = ()) -> Table:
     table = Table(box=None, pad_edge=False)
-    for title in ("error, percent", "steps", "time", "total", "p50", "p90"):
+    for title in ("error of steps, percent", "steps", "of all time", "total", "median", "p90"):
         is_error = title.startswith("error")
         table.add_column(
             title, justify="left" if is_error else "right", no_wrap=not is_error, overflow="fold"
         )
-    rows = [("fit, " + str(row["region"]), row) for row in calibration.regions]
-    rows += [(f"{row['run']} by the others, {row['steps of']}", row) for row in calibration.cross_validation]
+    rows = [("fit, " + str(row["region"]), row) for row in regions]
+    rows += [(f"{row['run']} by the others, {row['steps of']}", row) for row in left_out]
     for title, row in rows:
         table.add_row(
             title,

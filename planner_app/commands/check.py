@@ -22,7 +22,7 @@ from pagecast.planner_app.commands.scenario_options import (
     started,
     trace_of,
 )
-from pagecast.planner_app.commands.screen import clipped, show_block
+from pagecast.planner_app.commands.screen import show_block, table_rows
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.execution.interface import Executor
@@ -38,6 +38,7 @@ from pagecast.planner_app.reports.gate_files import write_junit, write_markdown
 from pagecast.planner_app.wording.assumed import step_times
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.note import Caution
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.replay.notes import idle_note
 from pagecast.sim.scenario import Scenario
@@ -60,6 +61,9 @@ class CheckOptions(Options):
     )
     write_baseline: Path | None = Field(
         default=None, description="folder to write this scenario's figures to"
+    )
+    skip_regression: bool = Field(
+        default=False, description="leave check.regression out: only the SLO and the limits are judged"
     )
     junit: Path | None = Field(default=None, description="JUnit XML file to write")
     markdown: Path | None = Field(default=None, description="Markdown file to write")
@@ -84,11 +88,7 @@ def check_command(ask: CheckOptions, many: Many, output: Explained) -> None:
     file = load_check(scenario, began.given if start_notes else None)
     if baseline is not None and not file.check.regression:
         raise BadInput(f"{scenario}: has no check.regression, so there is nothing to compare with a baseline")
-    if baseline is None and write_baseline is None and not (file.check.slo or file.check.limits):
-        raise BadInput(
-            f"{scenario}: has only check.regression, and no baseline to compare with; give --baseline, "
-            "or make one with --write-baseline"
-        )
+    _check_regression(ask, file)
     given = {name: value for name, value in file.reading().items() if name in file.check.model_fields_set}
     trace = trace_of(file.trace_name(), file.scenario, LoadOptions(**given), file.load)
     before = baselines.load(baseline, trace, file) if baseline is not None else None
@@ -117,7 +117,7 @@ def check_command(ask: CheckOptions, many: Many, output: Explained) -> None:
             notes = [*left_out, *notes]
         except KeyboardInterrupt:  # what one replay tells is known
             interrupted = True
-            notes = ["interrupted: regressions were not compared", *notes]
+            notes = [Caution("interrupted: regressions were not compared"), *notes]
     left = interrupted or (before is None and write_baseline is None)
     uncompared = len(file.check.regression) if left else 0
     if junit is not None:
@@ -150,6 +150,21 @@ def check_command(ask: CheckOptions, many: Many, output: Explained) -> None:
         raise typer.Exit(130)
     if not all(finding.holds for finding in findings):
         raise typer.Exit(1)
+
+
+def _check_regression(ask: CheckOptions, file: CheckFile) -> None:
+    """Errors: BadInput where regressions are asked for and can't be judged: a gate never passes on less."""
+    if ask.skip_regression and (ask.baseline or ask.write_baseline):
+        raise BadInput("--skip-regression leaves out what --baseline and --write-baseline are for: drop it")
+    if ask.baseline or ask.write_baseline or not file.check.regression:
+        return
+    only = not (file.check.slo or file.check.limits)
+    if only or not ask.skip_regression:
+        raise BadInput(
+            f"{ask.scenario}: check.regression needs a baseline to compare with; give --baseline FOLDER, or "
+            "make one with --write-baseline FOLDER"
+            + ("" if only else "; --skip-regression judges the SLO and the limits alone")
+        )
 
 
 def _compare(
@@ -208,17 +223,15 @@ def _served(facts: dict[str, Any], *, costs: bool = True) -> str:
 def _notes(file: CheckFile, before: Baseline | Scenario | None, costs: str) -> Iterator[str]:
     """Notes on the comparison with a baseline."""
     if before is None:
-        if file.check.regression:
-            yield "regressions were not checked: give --baseline"
         return
     if isinstance(before, Scenario):
         yield "the baseline is a replay's folder: its scenario was replayed anew by this version"
     yield (
-        "rows of draws are compared with the baseline: means over replays with costs and workload drawn "
-        "anew. The SLO and limits are checked on one replay without draws"
+        "rows of draws are means over replays with costs and workload drawn anew, as the baseline's; the SLO "
+        "and limits are of one replay without draws"
     )
     if changes := baselines.changed(before, file.scenario, costs):
-        yield f"changed since the baseline: {', '.join(changes)}"
+        yield Caution(f"changed since the baseline: {', '.join(changes)}")
     if isinstance(before, Baseline) and before.made_with != __version__:
         made, ours = before.made_with, __version__
         yield f"the baseline was made by pagecast {made}, this is {ours}: draws may not be paired"
@@ -232,21 +245,25 @@ def show_answer(
     """Prints the verdict, what was served, and the checks: those that failed first."""
     lines = [f"{name}: {judge.verdict(findings, uncompared)}", served]
     if findings:
-        rows = console.table_lines(_table(findings))
-        lines += [clipped(line) for line in rows[: _MOST_ROWS + 1]]
-        if len(rows) > _MOST_ROWS + 1:
-            lines.append(f"and {len(rows) - _MOST_ROWS - 1} more")
+        lines += table_rows(_table(_in_order(findings)[:_MOST_ROWS]))
+        if len(findings) > _MOST_ROWS:
+            lines.append(f"and {len(findings) - _MOST_ROWS} more")
     show_block(lines, notes, more=[costs])
 
 
+def _in_order(findings: Sequence[Finding]) -> list[Finding]:
+    """Those that failed, then those that are undecided, then the others."""
+    return sorted(findings, key=lambda finding: (finding.holds, not finding.undecided))
+
+
 def _table(findings: Sequence[Finding]) -> Table:
-    """A row for each check: those that failed, then those that are undecided, then the others."""
+    """A row for each check."""
     table = Table(box=None, pad_edge=False)
     for title in ("", "figure", "replays", "value", "asked"):
         side: Literal["left", "right"] = "right" if title in ("value", "asked") else "left"
         table.add_column(title, justify=side, no_wrap=True)
     table.add_column("", overflow="fold")
-    for finding in sorted(findings, key=lambda finding: (finding.holds, not finding.undecided)):
+    for finding in findings:
         mark = "ok" if finding.holds else "FAILED"
         mark = "undecided" if finding.undecided and finding.holds else mark
         table.add_row(mark, finding.name, finding.of, finding.value, finding.asked, finding.why)
@@ -259,7 +276,7 @@ def show(
     """Prints what was served, what was asked and found, what broke first."""
     console.out.print(_served(facts), soft_wrap=True)
     if findings:
-        console.out.print(_table(findings))
+        console.out.print(_table(_in_order(findings)))
     for note in notes:
         console.out.print(f"note: {note}", soft_wrap=True)
     console.out.print(f"{name}: {judge.verdict(findings, uncompared)}", soft_wrap=True)

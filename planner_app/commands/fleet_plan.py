@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.output import Explained
-from pagecast.planner_app.commands.screen import clipped, show_block
+from pagecast.planner_app.commands.screen import show_block, table_rows
 from pagecast.planner_app.planner.capacity.options import Target
 from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.execution.options import Many
@@ -17,7 +17,8 @@ from pagecast.planner_app.planner.fleet.emit import emit
 from pagecast.planner_app.planner.fleet.options import SizeOptions
 from pagecast.planner_app.planner.fleet.sizing import FleetSize, Sizing, against, sized
 from pagecast.planner_app.planner.slo import Slo
-from pagecast.planner_app.wording.assumed import assumed
+from pagecast.planner_app.planner.traffic import traffic
+from pagecast.planner_app.wording.assumed import assumed, beside_step_times
 from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from pagecast.planner_app.wording.note_sentences import sentences
 from pagecast.planner_app.wording.quantities import counted
@@ -103,7 +104,11 @@ def _costs(sizes: Sequence[FleetSize]) -> str:
 
 def _notes(sizes: Sequence[FleetSize]) -> tuple[str, ...]:
     """What qualifies the figures of any router's fleet, the expected error of the costs included."""
-    return sentences(tuple(dict.fromkeys(note for size in sizes for note in size.result.notes)))
+    return sentences(_all_notes(sizes))
+
+
+def _all_notes(sizes: Sequence[FleetSize]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(note for size in sizes for note in size.result.notes))
 
 
 def _show_answer(
@@ -119,14 +124,16 @@ def _show_answer(
     else:
         answer = f"no router keeps the SLO with {max(size.most for size in sizes):,} replicas"
     lines = [
-        f"{work.name}: {len(work):,} requests, replicas of {scenario.tensor_parallel_size} x {scenario.gpu} "
-        f"with {scenario.model}",
-        f"{answer} for {level.text}",
-        *(clipped(line) for line in console.table_lines(_table(sizes))),
+        traffic(work),
+        f"on replicas of {scenario.tensor_parallel_size} x {scenario.gpu} with {scenario.model}, "
+        f"SLO {level.text}",
+        answer,
+        *table_rows(_table(sizes)),
         *(f"{size.router}: {size.counts.sentence}" for size in sizes if size.counts.sentence),
     ]
     replays = counted(sum(size.replays for size in sizes), "replay")
-    show_block(lines, _notes(sizes), f"{console.seconds(wall_s)}, {replays}", more=assumed(scenario))
+    notes = beside_step_times(_all_notes(sizes))
+    show_block(lines, notes, f"{console.seconds(wall_s)}, {replays}", more=assumed(scenario))
 
 
 def _show(work: Trace, scenario: Scenario, level: Slo, sizes: Sequence[FleetSize], wall_s: float) -> None:

@@ -11,7 +11,7 @@ from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.output import Explained
 from pagecast.planner_app.commands.scenario_options import GivenScenario, ScenarioOnly, started
-from pagecast.planner_app.commands.screen import LINES, clipped, folded, show_block, show_notes
+from pagecast.planner_app.commands.screen import LINES, folded, show_block, show_notes, table_rows
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.wording.accuracy import corrections_lines
 from pagecast.planner_app.wording.server_figures import figure, percent, title, verdict
@@ -277,7 +277,7 @@ def _metrics_alone(
         errors |= {} if error is None else {name: error}
         table.add_row(title(name), figure(name, real), figure(name, value), percent(error))
     alone = "metrics have means alone, which no explanation is told from: --results of a benchmark do"
-    lines = [verdict(errors.items()), *map(clipped, console.table_lines(table)[: LINES - 3])]
+    lines = [verdict(errors.items()), *table_rows(table)[: LINES - 4]]
     show_block(lines, [alone, *notes, *server.notes], rest="--json has every figure")
 
 
@@ -319,7 +319,7 @@ def show_answer(found: Match, notes: Sequence[str], taken: str) -> None:
     lines = [
         verdict((row.name, row.errors_percent[0]) for row in found.rows),
         *_explanation(found)[:2],
-        *map(clipped, console.table_lines(_figures(found, _MOST_ROWS))),
+        *table_rows(_figures(found, _MOST_ROWS)),
     ]
     show_block([*lines, taken], notes)
 

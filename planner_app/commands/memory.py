@@ -10,7 +10,7 @@ from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import Gather, field_option, scenario_fields, with_options
 from pagecast.planner_app.commands.output import Explained
 from pagecast.planner_app.commands.scenario_options import GivenScenario, start_options, started
-from pagecast.planner_app.commands.screen import clipped, show_block
+from pagecast.planner_app.commands.screen import show_block, table_rows
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.wording.assumed import rules
 from pagecast.planner_app.wording.engine_defaults import engine_defaults
@@ -140,7 +140,7 @@ def show_answer(budget: HbmBudget, scenario: Scenario) -> None:
         total = sum(item.bytes for item in others)
         names = ", ".join(item.name for item in others)
         table.add_row("others", f"{total / GIB:.2f}", f"{total / budget.total_bytes:.1%}", names)
-    lines += [clipped(line) for line in console.table_lines(table)]
+    lines += table_rows(table)
     show_block(lines, budget.notes, more=[rules(scenario)])
 
 

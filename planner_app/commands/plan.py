@@ -15,7 +15,7 @@ from pagecast.planner_app.commands.ignored_options import (
     refuse_set_twice,
     refuse_without_draws,
 )
-from pagecast.planner_app.commands.output import Output, Reported
+from pagecast.planner_app.commands.output import Explained, Reported
 from pagecast.planner_app.commands.plan_view import show, show_answer
 from pagecast.planner_app.commands.scenario_options import WorkArguments, load
 from pagecast.planner_app.planner.capacity.options import CompareOptions, PlanOptions, Target
@@ -74,7 +74,7 @@ def plan_command(
             "says how many requests are sent at a time, which plan looks for: leave it out",
         )
     if others.compare:
-        refuse_options(output, "is of one plan: leave it or --compare out", beyond=Output)
+        refuse_options(output, "is of one plan: leave it or --compare out", beyond=Explained)
         refuse_set_twice("--compare", others.compare, arguments.fields)
     sizing.check()
     if output.report is not None:
@@ -96,7 +96,7 @@ def plan_command(
     if arguments.load.request_rate is not None:
         note = "--request-rate is only what `take N` is for: plan looks for the highest rate itself"
         result = replace(result, notes=(note, *result.notes))
-    _tell(result, output)
+    _tell(work, result, output)
     if not result.complete:
         raise typer.Exit(130)
     if any(answer.value is None for answer in result.answers.values()):
@@ -126,7 +126,7 @@ def _plan_replica(work: Trace, scenario: Scenario, ask: PlanOptions, many: Many)
         return plan(work, scenario, ask, run=run, progress=update)
 
 
-def _tell(result: CapacityPlan, output: Reported) -> None:
+def _tell(work: Trace, result: CapacityPlan, output: Reported) -> None:
     """Writes the report, where there is one, and prints the plan."""
     report = output.report
     if report is not None:
@@ -136,6 +136,9 @@ def _tell(result: CapacityPlan, output: Reported) -> None:
     if output.json_only:
         console.print_json(result.to_dict())
         return
-    (show if output.explain else show_answer)(result)
+    if output.explain:
+        show(result)
+    else:
+        show_answer(work, result)
     if report is not None:
         console.out.print(f"written to {report}", soft_wrap=True)

@@ -9,23 +9,27 @@ from typing import Any
 
 import typer
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.output import Output
-from pagecast.planner_app.commands.screen import clipped
+from pagecast.planner_app.commands.output import Explained
+from pagecast.planner_app.commands.plan_view import show
+from pagecast.planner_app.commands.screen import show_block, table_rows
 from pagecast.planner_app.planner.capacity.comparing import Compared, best, compare
 from pagecast.planner_app.planner.capacity.options import CompareOptions, PlanOptions
 from pagecast.planner_app.planner.capacity.planning import Answer
 from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.sweep.space import parse_space, shown
+from pagecast.planner_app.planner.traffic import traffic
+from pagecast.planner_app.wording.assumed import rules
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 from rich.table import Table
 
 _BREAKS = "breaks"
+_MOST_ROWS = 6  # of servers, in the answer
 
 
 def plan_compared(
-    work: Trace, scenario: Scenario, ask: PlanOptions, others: CompareOptions, many: Many, output: Output
+    work: Trace, scenario: Scenario, ask: PlanOptions, others: CompareOptions, many: Many, output: Explained
 ) -> None:
     """Prints a row for each server. Exit code 1 where none keeps the SLO, 130 after an interrupt.
 
@@ -48,7 +52,7 @@ def plan_compared(
         }
         console.print_json(body)
     else:
-        _show(work, ask, rows, winner, count)
+        _show(work, ask, rows, winner, count, explain=output.explain)
     if not complete:
         raise typer.Exit(130)
     if winner is None:
@@ -56,26 +60,39 @@ def plan_compared(
 
 
 def _show(
-    work: Trace, ask: PlanOptions, rows: Sequence[Compared], winner: Compared | None, count: int
+    work: Trace,
+    ask: PlanOptions,
+    rows: Sequence[Compared],
+    winner: Compared | None,
+    count: int,
+    *,
+    explain: bool,
 ) -> None:
-    plans = [row.plan for row in rows if row.plan is not None]
-    rate = next((plan.requests_per_s for plan in plans if plan.requests_per_s), None)
-    console.out.print(
-        f"{work.name}: {len(work):,} requests" + (f" at {rate:.3g}/s" if rate else "") + f", SLO {ask.slo}",
-        soft_wrap=True,
-    )
+    """Prints the cheapest, and a row for each server: with `explain` all of them, and the plan of each."""
+    ordered = sorted(rows, key=lambda row: row.price)
+    lines = [traffic(work)]
     if len(rows) < count:
-        console.out.print(f"interrupted: {len(rows)} of {count} servers were planned for", soft_wrap=True)
+        lines.append(f"interrupted: {len(rows)} of {count} servers were planned for")
+    best_of = f"of {console.counted(count, 'server')} for SLO {ask.slo}"
     if winner is None:
-        console.out.print("no server keeps the SLO", soft_wrap=True)
+        lines.append(f"no server keeps the SLO, {best_of}")
     else:
-        console.out.print(f"cheapest: {_setting(winner)}{_cost(winner)}", soft_wrap=True)
-    for line in console.table_lines(_table(sorted(rows, key=lambda row: row.price))):
+        lines.append(f"cheapest {best_of}: {_setting(winner)}{_cost(winner)}")
+    plans = [row for row in ordered if row.plan is not None]
+    most = len(ordered) if explain else _MOST_ROWS
+    lines += table_rows(_table(plans[:most])) if plans else []
+    if len(plans) > most:
+        lines.append(f"and {len(plans) - most} that cost more")
+    lines += [f"{_setting(row)}: {row.reason}" for row in ordered if row.plan is None]
+    if not explain:
+        show_block(lines, more=[rules(plans[0].plan.scenario)] if plans and plans[0].plan else [])
+        return
+    for line in lines:
         console.out.print(line, soft_wrap=True)
-    for row in rows:
-        if row.plan is None:
-            console.out.print(clipped(f"{_setting(row)}: {row.reason}"), soft_wrap=True)
-    console.out.print("pagecast plan of one of them tells more, --json has every figure", soft_wrap=True)
+    for row in plans:
+        assert row.plan is not None
+        console.out.print(f"\n{_setting(row)}", soft_wrap=True)
+        show(row.plan)
 
 
 def _setting(row: Compared) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.screen import show_block
+from pagecast.planner_app.planner.traffic import traffic
 from pagecast.planner_app.wording.assumed import assumed
 from pagecast.planner_app.wording.costs_name import costs_name
 from pagecast.planner_app.wording.engine_defaults import engine_defaults
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from pagecast.planner_app.planner.capacity.binding import Binding
     from pagecast.planner_app.planner.capacity.envelope import Envelope
     from pagecast.planner_app.planner.capacity.planning import Answer, CapacityPlan
+    from pagecast.traces.schema import Trace
 
 _TITLES = {
     "concurrency": "admissible concurrency",
@@ -25,18 +27,18 @@ _TITLES = {
 }
 
 
-def show_answer(result: CapacityPlan) -> None:
+def show_answer(work: Trace, result: CapacityPlan) -> None:
     """Prints how much load the server takes, what breaks first, what would help, and how far to trust it."""
     scenario = result.scenario
-    rate = f" at {_number(result.requests_per_s)}/s" if result.requests_per_s else ""
     lines = [
-        f"{result.trace}: {result.requests:,} requests{rate} on {scenario.tensor_parallel_size} x "
-        f"{scenario.gpu} with {scenario.model}",
-        f"SLO {result.slo.text}",
+        traffic(work),
+        f"on {scenario.tensor_parallel_size} x {scenario.gpu} with {scenario.model}, SLO {result.slo.text}",
         *_buy(result),
     ]
     if any(answer.value is not None for answer in result.answers.values()):
         lines += console.table_lines(_table(result))
+    if draws := max((answer.draws for answer in result.answers.values()), default=0):
+        lines.append(f"90% interval: from {counted(draws, 'draw')} of {result.drawn}")
     lines += [line for answer in result.answers.values() for line in _first_to_break(answer)]
     notes = [note for note in (result.rejects, *result.notes) if note]
     took = f"{console.seconds(result.wall_s)}, {counted(result.replays, 'replay')}"
@@ -128,7 +130,7 @@ def show(result: CapacityPlan) -> None:
 def _table(result: CapacityPlan) -> Table:
     table = Table(box=None, pad_edge=False)
     draws = max(answer.draws for answer in result.answers.values())
-    spans = [f"90%, {draws} draws"] if draws else []
+    spans = ["90% interval"] if draws else []
     for title in ("", "most", *spans, "output tokens/s", "limit"):
         table.add_column(title, justify="left" if title in ("", "limit") else "right", no_wrap=True)
     for answer in result.answers.values():

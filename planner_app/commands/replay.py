@@ -26,6 +26,7 @@ from pagecast.planner_app.planner.execution.options import Drawn
 from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.planner_app.wording.note_sentences import sentence, sentences
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.note import Caution
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.replay.replicates import Spread, Study, few_draws, summary_figures, with_intervals
 from pagecast.sim.replay.resample import redrawn, resample
@@ -33,7 +34,6 @@ from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 from pagecast.traces.write import replacing
 from pydantic import BeforeValidator, Field
-from rich.table import Table
 
 
 def _numbers(given: str | Iterable[int]) -> tuple[int, ...]:
@@ -135,8 +135,7 @@ def replay_command(
         if output.explain:
             show(result, ask.out, spread)
         else:
-            lasting = _lasting(work, arguments)
-            show_answer(result, spread, lasting, lengths_only=work.lengths_only)
+            show_answer(work, result, spread)
         if fleet.any and output.explain:
             from pagecast.planner_app.commands.fleet_replay import show_replicas
 
@@ -149,23 +148,12 @@ def replay_command(
         raise typer.Exit(130)
 
 
-def _lasting(trace: Trace, arguments: GivenScenario) -> float | None:
-    """The trace's rate if its sessions keep coming; None where users or concurrency set it, or nothing."""
-    from pagecast.planner_app.planner.capacity.users import requests_per_s
-
-    if arguments.load.concurrency is not None:
-        return None
-    try:
-        return requests_per_s(trace)
-    except BadInput:  # all requests come at once
-        return None
-
-
 def _sweep(
     arguments: GivenScenario, fleet: FleetOptions, drawn: Drawn, ask: ReplayOptions, output: Reported
 ) -> None:
     """Prints throughput against latency at several concurrencies."""
-    from pagecast.planner_app.planner.curve import HEADER, curve
+    from pagecast.planner_app.commands.curve_view import show_curve
+    from pagecast.planner_app.planner.curve import curve
 
     reason = "is for one replay: leave it out, or --sweep-concurrency"
     refuse_options(drawn, reason)
@@ -174,9 +162,13 @@ def _sweep(
     if output.report is not None:
         ready("--report", output.report)
 
+    served: list[Trace] = []
+
     def work(concurrency: int) -> tuple[Trace, Scenario]:
         sending = replace(arguments.load, concurrency=concurrency)
-        return load(replace(arguments, load=sending))
+        trace, scenario = load(replace(arguments, load=sending))
+        served[:] = [trace]
+        return trace, scenario
 
     settings = fleet.settings() if fleet.any else None
     with console.progress("replaying", len(ask.sweep_concurrency)) as update:
@@ -195,19 +187,10 @@ def _sweep(
         if not drawn_curve.complete:
             raise typer.Exit(130)
         return
-    console.out.print(drawn_curve.about, soft_wrap=True)
-    table = Table(box=None, pad_edge=False)
-    for title in HEADER:
-        table.add_column(title, justify="right", no_wrap=True)
-    for point in drawn_curve.points:
-        table.add_row(*point.row)
-    console.out.print(table)
-    for note in sentences(result.notes):
-        console.out.print(f"note: {note}", soft_wrap=True, markup=False)
+    show_curve(served[0], drawn_curve, explain=output.explain)
     if output.report is not None:
         console.out.print(f"written to {output.report}", soft_wrap=True, markup=False)
     if not drawn_curve.complete:
-        console.out.print("interrupted: the other concurrencies were not replayed")
         raise typer.Exit(130)
 
 
@@ -234,11 +217,14 @@ def _unused(trace: Trace, scenario: Scenario) -> tuple[str, ...]:
     """Sentences on options that have no effect on this trace."""
     texts = []
     if scenario.scheduling_policy == "priority" and not np.ptp(trace.integers("priority")):
-        texts.append("every request has the same priority: --scheduling-policy priority serves as fcfs does")
+        texts.append(
+            Caution("every request has the same priority: --scheduling-policy priority serves as fcfs does")
+        )
     if "tenant" not in trace.requests:
         tenancy = scenario.tenancy
         by_tenant = {"--tenants": tenancy.shares, "--isolation tenant": tenancy.isolation == "tenant"}
         if options := [option for option, is_given in by_tenant.items() if is_given]:
             verb = "change" if len(options) > 1 else "changes"
-            texts.append(f"the trace has no column `tenant`, so that {' and '.join(options)} {verb} nothing")
+            needless = f"{' and '.join(options)} {verb} nothing"
+            texts.append(Caution(f"the trace has no column `tenant`, so that {needless}"))
     return tuple(texts)

@@ -7,7 +7,8 @@ from typing import Any
 
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.screen import show_block
-from pagecast.planner_app.wording.assumed import rules, step_times
+from pagecast.planner_app.planner.traffic import traffic
+from pagecast.planner_app.wording.assumed import beside_step_times, rules, step_times
 from pagecast.planner_app.wording.costs_name import costs_name
 from pagecast.planner_app.wording.engine_defaults import engine_defaults
 from pagecast.planner_app.wording.note_sentences import sentence
@@ -15,6 +16,7 @@ from pagecast.planner_app.wording.quantities import counted, gpus_there, replica
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.metrics import STATISTICS, telling
 from pagecast.sim.replay.replicates import Spread
+from pagecast.traces.schema import Trace
 from rich.table import Table
 
 _LATENCIES = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("E2E", "e2e_s"))
@@ -22,31 +24,23 @@ _OF_ALL = (
     *("requests", "rejected", "output", "prefix hits", "prompt tokens"),
     *("KV cache", "sequence", "pressure", "steps"),
 )
-_WARNINGS = ("no_acceptance", "blocks_beyond_memory", "outside_fit")  # that come before all others
 _FEWER = ("mean", "p50", "p99")  # statistics that have room beside their intervals
-_CLOSE = 0.05  # part of a rate by which another must differ to be told
 
 
 def show_answer(
+    work: Trace,
     result: Result,
     spread: Spread | None = None,
-    lasting: float | None = None,
-    *,
-    lengths_only: bool = False,
 ) -> None:
-    """Prints how the trace was served, how long requests took, what was reused, and what that rests on.
-
-    `lasting`: requests per second where sessions keep coming as they do in the trace; None where that is not
-    known. `lengths_only`: the trace does not tell what prompts share.
-    """
+    """Prints how the trace was served, how long requests took, what was reused, and what that rests on."""
     s, scenario = result.summary, result.scenario
     facts = _fact_rows(s, scenario.tensor_parallel_size)
     reuse = f"{s['token_hit_rate']:.1%} of eligible prompt tokens"
-    if lengths_only:
+    if work.lengths_only:
         reuse = "unknown, for the trace has lengths alone (counted as 0)"
     lines = [
-        f"{result.trace}: {counted(s['requests'], 'request')} on {_place(result)} with {scenario.model}",
-        _served(result, lasting),
+        traffic(work),
+        f"on {_place(result)} with {scenario.model}: {_served(s)}",
         *console.table_lines(_latencies(s, spread)),
         *(f"{title}: {text}" for title, text in facts if title == "rejected"),
         f"prefix reuse: {reuse}; output {s['output_tokens_per_s']:,.0f} tokens/s",
@@ -55,12 +49,8 @@ def show_answer(
     if fleet := s.get("fleet"):
         even = f"busiest replica {fleet['imbalance']:.2f} x an even share"
         facts.append(("router", f"{fleet['router']}; {even}"))
-    warned = [f"note: {sentence(note)}" for note in result.notes if getattr(note, "code", "") in _WARNINGS]
-    more = [*warned, step_times(scenario, scenario.step_costs()), *_of_some(facts), rules(scenario)]
-    errors = ("calibrated_costs", "measured_costs", "roofline_costs", "corrected_costs")
-    left_out = (*errors, *_WARNINGS)
-    notes = [sentence(note) for note in result.notes if getattr(note, "code", "") not in left_out]
-    show_block(lines, notes, console.seconds(s["wall_s"]), more=more)
+    more = [step_times(scenario, scenario.step_costs()), *_of_some(facts), rules(scenario)]
+    show_block(lines, beside_step_times(result.notes), console.seconds(s["wall_s"]), more=more)
 
 
 def _of_some(facts: list[tuple[str, str]]) -> list[str]:
@@ -75,16 +65,12 @@ def _place(result: Result) -> str:
     return f"{scenario.tensor_parallel_size} x {scenario.gpu}"
 
 
-def _served(result: Result, lasting: float | None) -> str:
+def _served(s: dict[str, Any]) -> str:
     """How many requests were served, and how fast."""
-    s = result.summary
     lost = [f"{s[state]:,} {state}" for state in ("rejected", "cancelled") if s[state]]
     done = "all" if s["completed"] == s["requests"] else f"{s['completed']:,}"
     served = s["completed"] / s["makespan_s"] if s["makespan_s"] else 0.0
-    text = f"served {', '.join([done, *lost])} in {console.seconds(s['makespan_s'])}, {served:.3g}/s"
-    if lasting is None or lost or abs(served / lasting - 1) < _CLOSE:
-        return text
-    return f"{text} over the whole run ({lasting:.3g}/s while sessions keep coming, the rate in plan)"
+    return f"served {', '.join([done, *lost])} in {console.seconds(s['makespan_s'])}, {served:.3g}/s"
 
 
 def _latencies(s: dict[str, Any], spread: Spread | None) -> Table:
@@ -95,7 +81,7 @@ def _latencies(s: dict[str, Any], spread: Spread | None) -> Table:
     for name in statistics:
         table.add_column(name, justify="right", no_wrap=True)
         if spread is not None:
-            table.add_column("90%", justify="right", no_wrap=True)
+            table.add_column("90% interval", justify="right", no_wrap=True)
     for title, key in _LATENCIES:
         cells = []
         for name in statistics:

@@ -1,20 +1,24 @@
 """One screen: the first block of a command's answer, of at most 12 lines of 100 columns.
 
-An answer comes first, then what it rests on, then what qualifies it. What has no room is printed with
-`--explain`, and is in `--json`.
+An answer comes first, then cautions, then what it rests on, then what qualifies it. A sentence is folded at
+words and never cut: one that has no room is left out whole, and is printed with `--explain`.
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
 from pagecast.planner_app import console
 from pagecast.planner_app.wording.quantities import counted
+from pagecast.sim.note import Caution
+from rich.table import Table
 
-_MUST_BE_SEEN = ("not modelled", "no effect", "change nothing", "changes nothing")
 LINES, COLUMNS = 12, 100
 ALL_TOLD = "--explain tells all, --json has every figure"
+_LEAST_WIDTH = 20  # columns of a table's last cell that are worth showing
+_SENTENCE_ENDS = re.compile(r"(?<=[.;])\s+")
 
 
 def show_block(
@@ -27,20 +31,21 @@ def show_block(
 ) -> None:
     """Prints a block, and how to see the rest.
 
-    `lines` are folded where there is room for that. Then come as many of `more` and of the `notes` as there
-    is room for, a line of each. `took`: how long it took.
+    `lines` are the answer, and come first, with those of `notes` that are a `Caution`; then as many of `more`
+    and of the other notes as have room whole. `took`: how long it took.
     """
-    # What a forecast leaves out, and options that do nothing, must be seen.
-    first = [note for note in notes if any(mark in note for mark in _MUST_BE_SEEN)]
-    notes = [note for note in notes if note not in first]
-    seen = _fitting([f"note: {note}" for note in first], LINES // 2)
-    block = [*_fitting(lines, LINES - 1 - len(seen)), *seen]
-    block += [clipped(line) for line in more[: LINES - 1 - len(block)]]
-    room = LINES - 1 - len(block)
-    block += [clipped(f"note: {note}") for note in notes[:room]]
-    left = len(notes) - room
-    begin = f"{counted(left, 'more note')}: " if left > 0 else ""
-    for line in [*block, clipped(f"{begin}{rest}" + (f" (took {took})" if took else ""))]:
+    cautions = [f"note: {note}" for note in notes if isinstance(note, Caution)]
+    others = [f"note: {note}" for note in notes if not isinstance(note, Caution)]
+    seen, unseen = _cautions(cautions, LINES // 2)
+    block = [*_first(lines, LINES - 1 - len(seen)), *seen]
+    for line in more:
+        block += _whole(line, LINES - 1 - len(block))
+    for note in others:
+        parts = _whole(note, LINES - 1 - len(block))
+        block += parts
+        unseen += not parts
+    begin = f"{counted(unseen, 'more note')}: " if unseen else ""
+    for line in [*block, f"{begin}{rest}" + (f" (took {took})" if took else "")]:
         console.out.print(line, soft_wrap=True)
 
 
@@ -50,14 +55,52 @@ def show_notes(notes: Iterable[str]) -> None:
         console.out.print(part, soft_wrap=True)
 
 
-def _fitting(lines: Sequence[str], room: int) -> list[str]:
-    """The lines, folded at words; from the last one up they are cut instead, where they take more room."""
-    folds = [folded(line) for line in lines[:room]]
-    for at in reversed(range(len(folds))):
-        if sum(map(len, folds)) <= room:
+def table_rows(table: Table) -> list[str]:
+    """The lines of a table, of at most `COLUMNS`.
+
+    The last column is folded where it is too wide, and left out where hardly a word of it has room.
+    """
+    lines = console.table_lines(table)
+    while max(map(len, lines)) > COLUMNS and len(table.columns) > 1:
+        last = table.columns.pop()
+        rest = max(map(len, console.table_lines(table)))
+        if rest + _LEAST_WIDTH <= COLUMNS:
+            table.columns.append(last)
+            last.no_wrap, last.overflow = False, "fold"
+        lines = console.table_lines(table, COLUMNS)
+    return lines
+
+
+def _first(lines: Sequence[str], room: int) -> list[str]:
+    """The first of the lines, folded, as many as have room whole."""
+    shown: list[str] = []
+    for line in lines:
+        parts = _whole(line, room - len(shown))
+        if not parts:
             break
-        folds[at] = [clipped(lines[at])]
-    return [line for fold in folds for line in fold]
+        shown += parts
+    return shown
+
+
+def _whole(line: str, room: int) -> list[str]:
+    """The line, folded; nothing where that takes more room."""
+    parts = folded(line)
+    return parts if len(parts) <= room else []
+
+
+def _cautions(cautions: Sequence[str], room: int) -> tuple[list[str], int]:
+    """The cautions, folded, and how many are left out; of one that is too long the first sentences stay."""
+    shown: list[str] = []
+    left = 0
+    for caution in cautions:
+        sentences = _SENTENCE_ENDS.split(caution)
+        ways = [
+            _whole(" ".join(sentences[:count]), room - len(shown)) for count in range(len(sentences), 0, -1)
+        ]
+        told = next((parts for parts in ways if parts), [])
+        shown += told
+        left += told is not ways[0]
+    return shown, left
 
 
 def folded(line: str, indent: int = 2) -> list[str]:
@@ -65,10 +108,3 @@ def folded(line: str, indent: int = 2) -> list[str]:
     if len(line) <= COLUMNS:
         return [line]
     return textwrap.wrap(line, COLUMNS, subsequent_indent=" " * indent, break_on_hyphens=False)
-
-
-def clipped(line: str) -> str:
-    """A line of at most `COLUMNS`: it ends at a word."""
-    if len(line) <= COLUMNS:
-        return line
-    return line[: COLUMNS - 3].rsplit(" ", 1)[0].rstrip(",;:") + " ..."

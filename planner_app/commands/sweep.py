@@ -18,13 +18,14 @@ from pagecast.planner_app.commands.scenario_options import (
     load,
     unsent,
 )
-from pagecast.planner_app.commands.screen import clipped, show_block
+from pagecast.planner_app.commands.screen import show_block
 from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.fleet.options import EmittedTrial
 from pagecast.planner_app.planner.load_fields import load_fields
 from pagecast.planner_app.planner.sweep.loads import Loads
 from pagecast.planner_app.planner.sweep.options import SweepOptions
 from pagecast.planner_app.planner.sweep.space import knob_name, parse_space
+from pagecast.planner_app.planner.traffic import traffic
 from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.planner_app.wording.assumed import rules, step_times
 from pagecast.planner_app.wording.engine_defaults import engine_defaults
@@ -188,7 +189,6 @@ def show_answer(result: SweepResult, out: Path | None, given: GivenScenario) -> 
     question, costs = result.question, used(result)
     same = nothing_differs(result)
     trials = console.counted(len(result.table), "trial")
-    requests = console.counted(len(question.trace), "request")
     lines = [same] if same else []
     if not same or result.cheapest is None:
         lines.append(answer(result, short=True))
@@ -196,11 +196,12 @@ def show_answer(result: SweepResult, out: Path | None, given: GivenScenario) -> 
         point = {name: result.cheapest[name] for name in result.knobs}
         if command := command_line("replay", given, point):
             lines.append(f"replay it: {command}")
-    lines.append(f"{question.trace.name}: {requests}, {trials} of {question.space}")
+    lines.append(traffic(question.trace))
+    lines.append(f"{trials} of {question.space}; {what_each_is(result)}")
     lines.append(_same(result, [] if len(costs) == 1 else [each.name for each in costs]))
     if out is not None and scenario_of_cheapest(result) is not None:
         lines.append(f"its scenario: {out / CHEAPEST}")
-    texts = [*question.trace.notes, what_each_is(result), *notes(result, costs)]
+    texts = [*notes(result, costs), *question.trace.notes]
     more = [rules(question.scenario)]
     if len(costs) == 1 and "gpu" not in result.knobs and "model" not in result.knobs:
         more = [step_times(question.scenario, question.scenario.step_costs()), *more]
@@ -208,7 +209,7 @@ def show_answer(result: SweepResult, out: Path | None, given: GivenScenario) -> 
     console.out.print()
     if len(result.table) <= _MOST_ROWS:
         for line in console.table_lines(_table(*all_trials(result))):
-            console.out.print(clipped(line), soft_wrap=True)
+            console.out.print(line, soft_wrap=True)
         return
     header, rows = front(result)
     objectives = ", ".join(question.objectives)

@@ -14,19 +14,21 @@ from pagecast.planner_app.commands.scenario_options import (
     WorkArguments,
     load,
 )
-from pagecast.planner_app.commands.screen import clipped, show_block
+from pagecast.planner_app.commands.screen import show_block, table_rows
 from pagecast.planner_app.planner.execution.options import Many
+from pagecast.planner_app.planner.traffic import traffic
 from pagecast.planner_app.planner.tune.options import BlockSizeOptions, TuneOptions
 from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.planner_app.wording.assumed import rules, step_times
 from pagecast.planner_app.wording.engine_defaults import engine_defaults
+from pagecast.planner_app.wording.quantities import counted
 from rich.table import Table
 
 if TYPE_CHECKING:
     from pagecast.planner_app.planner.tune.knobs import TuneResult
+    from pagecast.traces.schema import Trace
 
 _MOST_ROWS = 6  # of values, in the answer
-_NO_SLO = "users of a closed loop without SLO (`plan`: with one); latencies at the trace's own rate"
 app = typer.Typer(
     name="tune",
     help="Chooses a block size or an HBM budget for a trace.",
@@ -84,7 +86,10 @@ def _tune(what: str, arguments: GivenScenario, ask: TuneOptions, many: Many, out
     if output.json_only:
         console.print_json(as_dict(tuned))
     else:
-        (show if output.explain else show_answer)(tuned)
+        if output.explain:
+            show(tuned)
+        else:
+            show_answer(work, tuned)
         if report is not None:
             console.out.print(f"written to {report}", soft_wrap=True)
     if not tuned.complete:
@@ -110,24 +115,31 @@ def as_dict(tuned: TuneResult) -> dict[str, Any]:
     }
 
 
-def show_answer(tuned: TuneResult) -> None:
+def show_answer(work: Trace, tuned: TuneResult) -> None:
     """Prints the recommendation, its reason in short, the question, and a row for each value."""
     from pagecast.planner_app.planner.tune.tables import cannot_run, shortest
 
     scenario = tuned.scenario
     place = f"{scenario.tensor_parallel_size} x {scenario.gpu} with {scenario.model}"
-    asked = f"SLO {tuned.slo}" if tuned.slo else _NO_SLO
-    if not tuned.complete:
-        asked = f"interrupted after {len(tuned.table)} values; {asked}"
     lines = [
         f"take {tuned.reason}" if tuned.recommends else tuned.reason,
-        f"{tuned.trace} on {place}; {asked}",
+        *([] if tuned.complete else [f"interrupted after {counted(len(tuned.table), 'value')}"]),
+        traffic(work),
+        f"on {place}; {_loads(tuned)}",
     ]
     header, rows = shortest(tuned, _MOST_ROWS)
     if rows:
-        lines += [clipped(line) for line in console.table_lines(_table(header, rows))]
+        lines += table_rows(_table(header, rows))
     more = [step_times(scenario, scenario.step_costs()), *filter(None, [cannot_run(tuned)]), rules(scenario)]
     show_block(lines, tuned.notes, more=more)
+
+
+def _loads(tuned: TuneResult) -> str:
+    """The loads that the figures of a row are at."""
+    own = "hits and latencies: the trace as it comes"
+    if "admissible_concurrency" not in tuned.table:
+        return own
+    return f"users admitted: of a closed loop, {f'SLO {tuned.slo}' if tuned.slo else 'without SLO'}; {own}"
 
 
 def _table(header: list[str], rows: list[list[str]]) -> Table:

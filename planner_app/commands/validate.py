@@ -21,7 +21,7 @@ from pagecast.planner_app.commands.scenario_options import (
     logged,
     started,
 )
-from pagecast.planner_app.commands.screen import clipped, folded, show_block
+from pagecast.planner_app.commands.screen import folded, show_block, table_rows
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.planner.execution.options import MOST_REPLICATES
 from pagecast.planner_app.reports.html_page import ready, write
@@ -244,7 +244,7 @@ def show_answer(result: Forecast) -> None:
     lines = [
         f"{result.run}: {verdict((row.name, row.error_percent) for row in result.rows)}{held}",
         f"forecast with costs {result.costs}; ±1%: percent by which steps 1% shorter or longer move it",
-        *(clipped(line) for line in console.table_lines(_table(rows[:_MOST_ROWS], units=True))),
+        *table_rows(_table(rows[:_MOST_ROWS], units=True)),
     ]
     show_block(lines, sentences(result.notes), more=accuracy_sentences(result))
 

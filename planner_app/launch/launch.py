@@ -183,7 +183,7 @@ def _gpus(reading: Reading, start: Start) -> None:
         try:
             reading.fields["gpu"] = find_gpu(start.gpu).name
         except BadInput:
-            reading.note(f"the GPU {start.gpu} is not known; give --gpu")
+            reading.caution(f"the GPU {start.gpu} is not known; give --gpu")
     if start.gpus is not None and start.gpus < reading.gpus:
         reading.note(f"the engine takes {reading.gpus} GPUs and may use {start.gpus} here")
 
@@ -194,6 +194,6 @@ def _variables(reading: Reading, start: Start) -> None:
         name for name in start.variables if _ENGINE_VARIABLE.fullmatch(name) and not _QUIET.fullmatch(name)
     ]
     if named:
-        reading.note(
+        reading.caution(
             f"not modelled, though a forecast may depend on it: {', '.join(named)} of the environment"
         )

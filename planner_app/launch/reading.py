@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from pagecast.planner_app.launch.options import EngineOption, Given
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.note import Caution
 from pagecast.sim.scenario import Scenario, value_type
 
 _READABLE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
@@ -44,11 +45,15 @@ class Reading:
             elif option.kept == "not-modelled" and option.changes(value):
                 left_out.append(_shown(option, value))
         if left_out:
-            self.note(f"not modelled, though a forecast may depend on it: {', '.join(sorted(left_out))}")
+            self.caution(f"not modelled, though a forecast may depend on it: {', '.join(sorted(left_out))}")
 
     def note(self, text: str) -> None:
         """Adds a note."""
         self.notes.append(f"{self.where}: {text}")
+
+    def caution(self, text: str) -> None:
+        """Adds a note on a part that is left out though a forecast depends on it."""
+        self.notes.append(Caution(f"{self.where}: {text}"))
 
     def typed(self, option: EngineOption, value: Any, name: str) -> Any:
         """A value as the scenario's field `name` takes it. Errors: BadInput."""
@@ -63,7 +68,7 @@ class Reading:
             return self.number(option, value)
         words = [word for word in get_args(info.annotation) if isinstance(word, str)]
         if words and value not in words:
-            self.note(f"{option.written} {value} is not modelled; {name} can be {', '.join(words)}")
+            self.caution(f"{option.written} {value} is not modelled; {name} can be {', '.join(words)}")
             return info.default
         return str(value)
 

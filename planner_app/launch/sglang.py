@@ -25,7 +25,7 @@ def read(reading: Reading) -> None:
     if policy in _POLICIES:
         fields["scheduling_policy"] = policy
     elif policy is not None:
-        reading.note(f"--schedule-policy {policy} is not modelled; policies are {', '.join(_POLICIES)}")
+        reading.caution(f"--schedule-policy {policy} is not modelled; policies are {', '.join(_POLICIES)}")
     if reading.value("disable-radix-cache") is True:
         fields["enable_prefix_caching"] = False
     if reading.value("disable-overlap-schedule") is True:
@@ -36,6 +36,6 @@ def read(reading: Reading) -> None:
         given = reading.value("max-loras-per-batch")
         fields["max_loras"] = reading.count("max-loras-per-batch") if given else _DEFAULT_LORAS
     if ranks > 1:
-        reading.note(
+        reading.caution(
             f"{ranks} data-parallel ranks: one is forecast, so give it a share of the load, or replay a fleet"
         )

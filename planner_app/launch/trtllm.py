@@ -19,7 +19,7 @@ def read(reading: Reading) -> None:
     fields = reading.fields
     policy = str(reading.value("scheduler_config.capacity_scheduler_policy") or "GUARANTEED_NO_EVICT")
     if policy not in _CAPACITY:
-        reading.note(
+        reading.caution(
             f"capacity_scheduler_policy {policy} is not modelled; policies are {', '.join(_CAPACITY)}"
         )
     fields["engine"] = _CAPACITY.get(policy, "trtllm-guaranteed-no-evict")
@@ -39,7 +39,7 @@ def read(reading: Reading) -> None:
     if partial is not None or copied is not None:
         fields["partial_reuse"] = "off" if partial is False else "take" if copied is False else "copy"
     if reading.value("kv_cache_config.max_gpu_total_bytes"):
-        reading.note("not modelled: max_gpu_total_bytes of kv_cache_config; give --kv-tokens")
+        reading.caution("not modelled: max_gpu_total_bytes of kv_cache_config; give --kv-tokens")
 
 
 def _size(reading: Reading, kind: str) -> int:

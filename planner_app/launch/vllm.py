@@ -55,7 +55,9 @@ def _length(reading: Reading) -> None:
         if option.names[0] != "max-model-len":
             continue
         if str(value) in ("auto", "-1"):
-            reading.note("--max-model-len auto is not modelled: give --max-model-len the length of the log")
+            reading.caution(
+                "--max-model-len auto is not modelled: give --max-model-len the length of the log"
+            )
         else:
             reading.fields["max_model_len"] = reading.whole(option, value)
 
@@ -69,7 +71,7 @@ def _blocks(reading: Reading) -> None:
         try:
             block_bytes = Scenario.make(reading.fields, reading.where).layout().block_bytes
         except BadInput:
-            reading.note("--kv-cache-memory-bytes is not modelled for a model that is not known")
+            reading.caution("--kv-cache-memory-bytes is not modelled for a model that is not known")
             return
         reading.fields["num_gpu_blocks"] = reading.count("kv-cache-memory-bytes") // block_bytes - 1
 
@@ -88,7 +90,7 @@ def _weights(reading: Reading) -> None:
     if quantization == "fp8":
         reading.fields["model"] += "-FP8"
     else:
-        reading.note(f"not modelled, though a forecast depends on it: --quantization {quantization}")
+        reading.caution(f"not modelled, though a forecast depends on it: --quantization {quantization}")
 
 
 def _ranks(reading: Reading, ranks: int) -> None:
@@ -101,7 +103,7 @@ def _ranks(reading: Reading, ranks: int) -> None:
         mixture = False
     if mixture:
         reading.fields["moe_data_parallel_size"] = ranks
-    reading.note(
+    reading.caution(
         f"{ranks} data-parallel ranks: one is forecast, so give it a share of the load, or replay a fleet"
     )
 
@@ -123,17 +125,17 @@ def _speculation(reading: Reading) -> None:
     known = SpeculativeConfig.model_fields
     left_out = [name for name in config if name not in known]
     if config["method"] not in get_args(Method) or "num_speculative_tokens" not in config:
-        reading.note(
+        reading.caution(
             f"speculation by {method or 'an unnamed method'} is not modelled; methods are "
             f"{', '.join(get_args(Method))}, with num_speculative_tokens"
         )
         return
     if left_out:
-        reading.note(f"not modelled: {', '.join(left_out)} of --speculative-config")
+        reading.caution(f"not modelled: {', '.join(left_out)} of --speculative-config")
     kept = {name: value for name, value in config.items() if name in known}
     reading.fields["speculative_config"] = json.dumps(kept)
     if not {"acceptance", "synthetic_acceptance_rates", "synthetic_acceptance_length"} & set(kept):
-        reading.note(
+        reading.caution(
             "no start script says how many drafts are accepted, and none are here; give --speculative-config "
             f"{kept['method']}:{kept['num_speculative_tokens']}:ACCEPTANCE"
         )
@@ -146,7 +148,7 @@ def _connector(reading: Reading) -> None:
         return
     name, extra = config.get("kv_connector"), dict(config.get("kv_connector_extra_config") or {})
     if name != "OffloadingConnector":
-        reading.note(f"not modelled, though a forecast may depend on it: KV transfer by {name}")
+        reading.caution(f"not modelled, though a forecast may depend on it: KV transfer by {name}")
         return
     fields = reading.fields
     host_bytes = extra.pop("cpu_bytes_to_use", None)
@@ -162,7 +164,7 @@ def _connector(reading: Reading) -> None:
         fields["secondary_tiers"] = _tiers(tiers)
     extra.pop("spec_name", None)
     if extra:
-        reading.note(f"not modelled: {', '.join(extra)} of --kv-transfer-config")
+        reading.caution(f"not modelled: {', '.join(extra)} of --kv-transfer-config")
 
 
 def _tiers(tiers: list[dict[str, Any]]) -> str:

@@ -15,13 +15,14 @@ from pagecast.sim.replay import Result, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
+_CLOSE = 0.9  # of the most output
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 HEADER = (
     "concurrency",
     "requests/s",
     "tokens/s",
-    "/GPU",
-    "/user",
+    "per GPU",
+    "per user",
     "TTFT p50",
     "TTFT p99",
     "TPOT p50",
@@ -94,14 +95,26 @@ class Curve:
     complete: bool = True
 
     @property
+    def answer(self) -> str:
+        """The most output, and the least concurrency that comes close to it."""
+        best = max(self.points, key=lambda point: point.tokens_per_s)
+        close = next(point for point in self.points if point.tokens_per_s >= _CLOSE * best.tokens_per_s)
+        text = f"most output: {best.tokens_per_s:,.0f} tokens/s at concurrency {best.concurrency:,}"
+        if close is best:
+            return f"{text}, {_ttft(best)}"
+        share = close.tokens_per_s / best.tokens_per_s
+        return f"{text}, {_ttft(best)}; {close.concurrency:,} give {share:.0%} of it, {_ttft(close)}"
+
+    @property
     def about(self) -> str:
-        """What was served, and where."""
+        """Where it was served, and how to read the tokens."""
         scenario, gpus = self.result.scenario, self.points[-1].gpus
-        return (
-            f"{self.result.trace}: on {scenario.model}, {gpus} x {scenario.gpu}, {scenario.profile.label}, "
-            f"costs {self.result.summary['costs']}; "
-            "generated tokens/s, of each GPU, and that a user sees (1 / TPOT p50)"
-        )
+        how = "tokens are generated ones, per user: 1 / TPOT p50"
+        return f"on {gpus} x {scenario.gpu} with {scenario.model}; {how}"
+
+
+def _ttft(point: CurvePoint) -> str:
+    return f"TTFT p50 {seconds(point.latencies['ttft_s']['p50'])}"
 
 
 def curve(

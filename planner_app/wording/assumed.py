@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pagecast.planner_app.wording.costs_name import costs_name
 from pagecast.planner_app.wording.engine_defaults import engine_defaults
-from pagecast.planner_app.wording.note_sentences import ENGINES
+from pagecast.planner_app.wording.note_sentences import ENGINES, sentence
 from pagecast.sim.costs.calibration.draw import half_width_percent
 from pagecast.sim.costs.step_costs import StepCosts
-from pagecast.sim.note import Note
+from pagecast.sim.note import Caution, Note
 from pagecast.sim.scenario import Scenario
+
+_ERRORS = ("calibrated_costs", "measured_costs", "roofline_costs", "corrected_costs")  # of step times
 
 
 def assumed(scenario: Scenario, costs: StepCosts | None = None) -> list[str]:
@@ -20,6 +22,15 @@ def assumed(scenario: Scenario, costs: StepCosts | None = None) -> list[str]:
     `costs`: the step costs, where the scenario's own have been made already.
     """
     return [step_times(scenario, costs or scenario.step_costs()), rules(scenario)]
+
+
+def beside_step_times(notes: Iterable[str]) -> list[str]:
+    """Sentences for the notes but for those on the error of step times, which `step_times` says in short."""
+    return [
+        sentence(note)
+        for note in notes
+        if isinstance(note, Caution) or getattr(note, "code", "") not in _ERRORS
+    ]
 
 
 def rules(scenario: Scenario) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pagecast.planner_app.wording.quantities import counted
 from pagecast.sim.costs.calibration.file import RECORDING, SEGMENT
-from pagecast.sim.note import Note
+from pagecast.sim.note import Caution, Note
 from pagecast.sim.replay.resample import GENERATOR, SESSIONS
 
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
@@ -19,8 +19,14 @@ _NOT_AHEAD = (
 
 
 def sentence(note: str) -> str:
-    """One or more sentences for a note; text that is no `Note`, such as that of a trace reader, stays."""
-    return _SENTENCES[note.code](note.figures) if isinstance(note, Note) else note
+    """One or more sentences for a note; text that is no `Note`, such as that of a trace reader, stays.
+
+    A `Caution` stays one.
+    """
+    if not isinstance(note, Note):
+        return note
+    text = _SENTENCES[note.code](note.figures)
+    return Caution(text) if isinstance(note, Caution) else text
 
 
 def sentences(notes: Iterable[str]) -> tuple[str, ...]:
@@ -276,8 +282,8 @@ def _memory_uncertain(f: Mapping[str, Any]) -> str:
 
 def _out_of_memory(f: Mapping[str, Any]) -> str:
     return (
-        f"Does not fit: with {f['limit']} the items lack {f['missing_gib']:.2f} GiB on {f['gpu']}, so that "
-        "the engine is expected to run out of memory at its start, when CUDA graphs are captured."
+        f"Does not start: with {f['limit']} the items lack {f['missing_gib']:.2f} GiB on {f['gpu']}, so that "
+        "memory runs out when CUDA graphs are captured."
     )
 
 

@@ -21,7 +21,7 @@ from pagecast.sim.machine.gpus import GIB, Gpu
 from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.machine.loaded_weights import MIB, loaded_weight_bytes
 from pagecast.sim.machine.model_facts import ModelFacts
-from pagecast.sim.note import Note
+from pagecast.sim.note import CautionNote, Note
 
 DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 # The driver's context on one GPU, made before an engine measures anything. Measured: H200, CUDA 13.
@@ -116,7 +116,7 @@ class HbmBudget:
         margin_bytes = next(item.bytes for item in self.items if item.name == _MARGIN)
         if margin_bytes >= 0:
             return None
-        return Note("out_of_memory", gpu=self.gpu, limit=self.limit, missing_gib=-margin_bytes / GIB)
+        return CautionNote("out_of_memory", gpu=self.gpu, limit=self.limit, missing_gib=-margin_bytes / GIB)
 
     def shortage(self, longest: int, held_tokens: int) -> str:
         """Why the KV cache holds no sequence of `longest` tokens, as vLLM says it; empty where it does.

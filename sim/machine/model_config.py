@@ -19,6 +19,7 @@ from pagecast.sim.machine.matrix import Matrix
 from pagecast.sim.machine.model_facts import AttentionShape, ModelFacts, Moe
 from pagecast.sim.machine.quantization import Placed, Quantization, read_quantization
 from pagecast.sim.machine.towers import tower_params
+from pagecast.sim.note import Caution
 
 # A float32 checkpoint is served in 16 bits, as vLLM's dtype `auto` does.
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "bf16", "float": "bf16"}
@@ -106,7 +107,7 @@ def _check_unread(fields: ConfigFields, assume_dense: bool, notes: list[str]) ->
             f"{fields.where}: {text} may change attention, caches, experts or weights, and pagecast does not "
             "know how; assume_dense reads the model without them"
         )
-    notes.append(f"READ WITHOUT {text}: sizes and times may be wrong by any factor")
+    notes.append(Caution(f"READ WITHOUT {text}: sizes and times may be wrong by any factor"))
 
 
 def _decoder(fields: ConfigFields, architecture: Architecture, kind: str, name: str) -> ModelFacts:

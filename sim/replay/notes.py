@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.note import Note
+from pagecast.sim.note import Caution, CautionNote, Note
 from pagecast.sim.replay.served import Served
 from pagecast.sim.replica.spec import ReplicaSpec
 from pagecast.sim.scenario import Scenario
@@ -107,7 +107,7 @@ def _acceptance(scenario: Scenario, trace: Trace) -> Note | None:
     config = scenario.speculation
     if config is None or config.has_acceptance or ACCEPTED in trace.requests:
         return None
-    return Note("no_acceptance", method=config.method, drafts=config.num_speculative_tokens)
+    return CautionNote("no_acceptance", method=config.method, drafts=config.num_speculative_tokens)
 
 
 def idle_note(trace: Trace, *scenarios: Scenario) -> str:
@@ -131,7 +131,7 @@ def idle_note(trace: Trace, *scenarios: Scenario) -> str:
             *first, last = left
             listed = f"{', '.join(first)} and {last}" if first else last
             parts.append(f"{listed} {'have' if first else 'has'} no effect without {need}")
-    return f"{'; '.join(parts)}." if parts else ""
+    return Caution(f"{'; '.join(parts)}." if parts else "")
 
 
 def memory_notes(scenario: Scenario) -> Iterator[Note]:
@@ -155,7 +155,7 @@ def _override(scenario: Scenario) -> Iterator[Note]:
         yield Note("blocks_given", blocks=blocks, unused=unused)
     most = most_blocks(scenario)
     if blocks > most:
-        yield Note(
+        yield CautionNote(
             "blocks_beyond_memory",
             blocks=blocks,
             most_blocks=most,

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from pagecast.planner_app import console
 from pagecast.planner_app.cli import run
-from pagecast.planner_app.commands.screen import COLUMNS, LINES, show_block
+from pagecast.planner_app.commands.screen import COLUMNS, LINES, show_block, table_rows
 from pagecast.planner_app.wording.server_figures import verdict
+from pagecast.sim.note import Caution
 from pagecast.sim.runs.bench_results import model_named
+from rich.table import Table
 
 SMALL = ("chat", "--limit", "40")
 SLO = ("--slo", "ttft_p99<2s")
@@ -61,6 +63,14 @@ COMMANDS = {
         ("plan", *SMALL, *SLO, "--router", "cost", "--against", "round-robin", "--against", "llm-d"),
         "take 1 replica behind",
     ),
+    "plan, several servers": (
+        ("plan", *SMALL, *SLO, "--compare", "max_num_seqs=8,16", "--most-requests", "200"),
+        "cheapest of 2 servers",
+    ),
+    "replay, several concurrencies": (
+        ("replay", *SMALL, "--sweep-concurrency", "1,2,4,8,16,32,64"),
+        "most output",
+    ),
     "trace describe": (("trace", "describe", "chat"), "chat"),
     "hits": (("hits", *SMALL, "--capacity", "1000,3000"), "chat"),
     "support": (("support", "--model", "Qwen/Qwen3-8B"), "step costs: C fitted to runs"),
@@ -94,7 +104,7 @@ def test_the_first_block_is_one_screen_with_the_answer_on_top(
 
 @pytest.mark.parametrize(
     ("seqs", "answer"),
-    [(128, "all 9 checks hold, 1 regression check skipped, without a baseline"), (1, "failed")],
+    [(128, "all 9 checks hold, 1 regression check not compared"), (1, "failed")],
 )
 def test_a_gate_says_first_what_holds_and_what_was_not_compared(
     seqs: int,
@@ -105,9 +115,9 @@ def test_a_gate_says_first_what_holds_and_what_was_not_compared(
 ) -> None:
     (tmp_path / "gate.yaml").write_text(GATE.format(seqs=seqs))
     monkeypatch.chdir(tmp_path)
-    lines = block(("check", "--scenario", "gate.yaml"), capsys)
+    lines = block(("check", "--scenario", "gate.yaml", "--skip-regression"), capsys)
     assert max(map(len, lines)) <= COLUMNS
-    assert len(lines) <= LINES and "skipped" in "".join(lines[:2])
+    assert len(lines) <= LINES and "not compared" in "".join(lines[:2])
     assert answer in " ".join(lines[:2])
 
 
@@ -118,18 +128,45 @@ def test_explain_prints_what_the_block_leaves_out(capsys: pytest.CaptureFixture[
     assert "CUDA graphs" in capsys.readouterr().out
 
 
-def test_a_block_folds_its_answer_cuts_what_has_no_room_and_counts_the_notes_left(
+def test_a_block_folds_sentences_leaves_out_whole_ones_and_counts_the_notes_left(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     long = " ".join(["word"] * 40)
-    show_block([long, *["line"] * 8], [long, long], more=["fact"])
+    show_block([long, *["line"] * 5], [long, long], more=[long])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == LINES and max(map(len, lines)) <= COLUMNS
+    assert max(map(len, lines)) <= COLUMNS
     assert lines[1].startswith("  word")
-    assert lines[-1].startswith("2 more notes: --explain")
-    show_block([long, *["line"] * 10])
+    assert "\n".join(lines).count("word") == 80  # the answer and what it rests on: both whole
+    assert lines[-1].startswith("2 more notes: --explain") and len(lines) == LINES
+    show_block(["answer", *["line"] * 8], [long, "short"])
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "note: short",
+        "1 more note: --explain tells all, --json has every figure",
+    ]
+
+
+def test_a_caution_is_seen_before_all_that_an_answer_rests_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever its words are: it is one where it is made."""
+    long = "First sentence of a caution. " + " ".join(["word"] * 140)
+    show_block(["line"] * 12, ["plain", Caution("read this"), Caution(long)], more=["fact"])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == LINES and lines[0].endswith(" ...")
+    assert lines[-3:] == [
+        "note: read this",
+        "note: First sentence of a caution.",
+        "2 more notes: --explain tells all, --json has every figure",
+    ]
+    assert len(lines) == LINES
+
+
+def test_the_last_column_of_a_wide_table_is_folded_or_left_out() -> None:
+    table = Table(box=None, pad_edge=False)
+    for title in ("name", "what it is"):
+        table.add_column(title, no_wrap=True)
+    table.add_row("a" * 30, " ".join(["word"] * 40))
+    lines = table_rows(table)
+    assert max(map(len, lines)) <= COLUMNS and "\n".join(lines).count("word") == 40
+    table.add_row("a" * 95, "")
+    assert table_rows(table)[0] == "name"
 
 
 def test_a_sweep_leaves_the_command_that_runs_its_winner(capsys: pytest.CaptureFixture[str]) -> None:

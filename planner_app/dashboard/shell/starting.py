@@ -15,4 +15,4 @@ def start_problem(view: PageView) -> str:
         return ""
     if budget is None or budget.out_of_memory is None:
         return ""
-    return f"Does not start: {sentence(budget.out_of_memory)}"
+    return sentence(budget.out_of_memory)

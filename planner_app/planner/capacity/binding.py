@@ -188,7 +188,7 @@ def press(
 
 
 def half_holds(question: CapacityQuestion, load: Load, setting: str) -> bool:
-    """Whether the SLO holds with half of a setting; not where the engine would not start with it."""
+    """Whether the SLO holds with half of a setting; not where the engine does not start with it."""
     try:
         scenario = question.scenario.changed(
             num_gpu_blocks=question.scenario.blocks(), **{setting: getattr(question.scenario, setting) // 2}

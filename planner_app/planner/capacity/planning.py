@@ -51,6 +51,7 @@ from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.draw import half_width_percent
 from pagecast.sim.machine.gpus import gpu as find_gpu
+from pagecast.sim.note import Caution
 from pagecast.sim.replay.notes import idle_note, memory_notes
 from pagecast.sim.replay.resample import resample
 from pagecast.sim.replica.windows import blocks_per_block
@@ -123,6 +124,7 @@ class CapacityPlan:
     was asked for, or none was found. `cost` is None without a price. `rejected` counts the requests that are
     rejected at any load. `step_times_percent`: half the width of the 90% interval of step times. `complete`
     is False where it was interrupted when the answers were known, but not their intervals and limits.
+    `drawn`: what each search behind an interval has anew.
     """
 
     trace: str
@@ -140,6 +142,7 @@ class CapacityPlan:
     cost: PlanCost | None = None
     step_times_percent: float = 0.0
     complete: bool = True
+    drawn: str = ""
 
     @property
     def concurrency(self) -> Answer | None:
@@ -231,7 +234,7 @@ def plan(
     cost_model = question.costs_of(None)
     replicas_needed = _replicas(answers.get("rate"), ask.replicas_for or rate, scenario)
     texts = (
-        *([] if complete else ["interrupted: what was not found by then is left out"]),
+        *([] if complete else [Caution("interrupted: what was not found by then is left out")]),
         *notes,
         *_notes(trace, question, answers),
         *([replicas_needed.warning] if replicas_needed and replicas_needed.warning else []),
@@ -255,6 +258,7 @@ def plan(
         _cost(usd_per_gpu_hour, scenario, replicas_needed, answers),
         half_width_percent(cost_model),
         complete,
+        _drawn(draws),
     )
 
 
@@ -366,13 +370,18 @@ def _notes(trace: Trace, question: CapacityQuestion, answers: dict[LoadKind, Ans
             "they wait for each other even where nobody else is served"
         )
     if replicates:
-        sources = "costs and noise" if draws.draw_costs else "noise"
-        sources += " and the workload" if draws.workload is not None else ""
         texts.append(
-            f"90% intervals from {replicates} searches with {sources} drawn again. Their width may be off "
-            f"by a factor of {width_error(replicates):.2g}; {_narrower(replicates)}"
+            f"90% intervals from {replicates} searches with {_drawn(draws)} drawn again. Their width may be "
+            f"off by a factor of {width_error(replicates):.2g}; {_narrower(replicates)}"
         )
     return texts
+
+
+def _drawn(draws: Draws) -> str:
+    """What each search behind an interval has anew."""
+    names = [*(["costs"] if draws.draw_costs else []), "noise", *(["traffic"] if draws.workload else [])]
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _narrower(replicates: int) -> str:
@@ -401,7 +410,7 @@ def judgment(term: TermVerdict) -> str:
     if name == "preemptions":
         return f"{term.value:.2g} preemptions per request"
     if name == "goodput":
-        return f"goodput is {term.value:.4g}"
+        return f"goodput is {term.value:.1%}"
     return f"{name} is {seconds(term.value)}"
 
 

@@ -77,11 +77,11 @@ class Change:
 def verdict(findings: Sequence[Finding], uncompared: int = 0) -> str:
     """How many checks failed, or that all hold, and how many are undecided.
 
-    `uncompared`: regressions that the file asks about, and no baseline was given for.
+    `uncompared`: regressions that the file asks about, and that were left out.
     """
     count = len(findings)
     if uncompared:
-        left = f"{counted(uncompared, 'regression check')} skipped, without a baseline"
+        left = f"{counted(uncompared, 'regression check')} not compared"
         return f"{verdict(findings)}, {left}"
     if not count:
         return "nothing was checked"
@@ -101,12 +101,12 @@ def levels(file: CheckFile, result: Result) -> list[Finding]:
     for text, value, bound, holds in file.slo.verdict(result).terms:
         sign = next(sign for sign in ("<=", ">=", "<", ">") if sign in text[text.rfind(")") + 1 :])
         name, _, bound_text = text.rpartition(sign)
-        unit = "share" if name.startswith(("goodput", "served")) else "time_s"
+        is_share = name.startswith(("goodput", "served"))
+        told = None if value is None else f"{value:.1%}" if is_share else shown("time_s", value)
+        asked = f"{sign}{100 * bound:g}%" if is_share else f"{sign}{bound_text}"
         why = "" if value is None else "" if holds else _off(value, bound)
         numbers = {"value": value, "min" if sign.startswith(">") else "max": bound}
-        findings.append(
-            Finding("slo", name, shown(unit, value), f"{sign}{bound_text}", bool(holds), why, numbers=numbers)
-        )
+        findings.append(Finding("slo", name, told or "-", asked, bool(holds), why, numbers=numbers))
     return findings
 
 

@@ -17,17 +17,14 @@ from pagecast.planner_app.planner.sweep.trial import at
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.planner_app.wording.quantities import counted
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.note import Caution
 from pagecast.sim.replay.notes import idle_note
 from pagecast.sim.scenario import Scenario
 
 ONE_REPLICA = (
-    "Every trial is of one replica that serves the whole trace, and its cost is that replica's; "
-    "`pagecast plan` gives the highest request rate of one replica, and the number of replicas for a rate."
+    "each trial is one replica that serves the whole trace; `pagecast plan` tells how many a rate needs"
 )
-A_FLEET = (
-    "Every trial is of a whole fleet that serves the trace at its own times; its cost is of all GPUs that it "
-    "held. `pagecast plan --router NAME` finds the fewest replicas alone, with fewer replays."
-)
+A_FLEET = "each trial is a fleet that serves the trace at its own times; its cost is of all GPUs that it held"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,7 @@ def notes(result: SweepResult, uses: list[CostUse]) -> list[str]:
         for each in uses
     )
     advice = "" if "costs" in result.knobs else "; --costs roofline gives all trials the same method"
-    differ = (
+    differ = Caution(
         f"Step costs differ within this sweep: {methods}. What separates such trials is in part what "
         f"separates the methods{advice}."
     )

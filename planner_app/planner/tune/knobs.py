@@ -110,13 +110,16 @@ def budget_knob(scenario: Scenario) -> str:
 def values_of(scenario: Scenario, knob: str, ask: TuneOptions) -> list[KnobValue]:
     """The values to try. Errors: BadInput.
 
-    Values ascend, in whatever order they were written; the default (`none`) comes last.
+    Values ascend, in whatever order they were written; the default (`none`) comes last. The usual ones hold
+    the one in force too.
     """
     values = ask.values or USUAL[knob]
     (space_knob,) = parse_space([f"{knob}={values}"], scenario).knobs
     if not space_knob.values:
         raise BadInput(f"--values {values}: a range needs a step, FROM:TO:STEP")
-    return sorted(space_knob.values, key=lambda value: float("inf" if value is None else value))
+    own = () if ask.values else (getattr(scenario, knob),)
+    tried = dict.fromkeys((*space_knob.values, *own))
+    return sorted(tried, key=lambda value: float("inf" if value is None else value))
 
 
 def tune(

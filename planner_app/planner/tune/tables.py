@@ -31,6 +31,7 @@ _BLOCKS = (
 )
 _HBM = ("kv_gib", "reused_prefix_tokens", "token_hit_rate", "evicted_blocks", "preemptions", "rejected")
 _DECIDES = ("admissible_concurrency", "static_concurrency", "token_hit_rate", "ttft_mean_s", "e2e_mean_s")
+_NOW = " now"  # the value in force
 _WHERE_SOME = ("unserved",)  # columns that are left out where all values are 0
 _TABLES = ("tail_waste_share", "table_entries", "lookup_blocks", "lookup_s")
 TITLES = {
@@ -58,7 +59,8 @@ TITLES = {
 
 
 def tables(tuned: TuneResult) -> list[tuple[list[str], list[list[str]]]]:
-    """Header and rows of tables: reuse, blocks, then times and room. The recommended row is starred.
+    """Header and rows of tables: reuse, blocks, then times and room. The recommended row is starred, and the
+    one of the value in force marked.
 
     Settings that can't run are left out.
     """
@@ -67,11 +69,15 @@ def tables(tuned: TuneResult) -> list[tuple[list[str], list[list[str]]]]:
 
 
 def shortest(tuned: TuneResult, most: int) -> tuple[list[str], list[list[str]]]:
-    """Header and at most so many rows of the table that decides: those around the recommended value."""
+    """Header and at most so many rows of the table that decides: those around the recommended value, and the
+    one in force."""
     header, rows = _table(tuned, (*_WHERE_SOME, *_DECIDES))
     chosen = next((at for at, row in enumerate(rows) if row[0].startswith("*")), 0)
-    first = min(max(chosen - most // 2, 0), max(len(rows) - most, 0))
-    return header, rows[first : first + most]
+    by_interest = sorted(
+        range(len(rows)), key=lambda at: (at != chosen, not rows[at][0].endswith(_NOW), abs(at - chosen))
+    )
+    told = by_interest[:most]
+    return header, [row for at, row in enumerate(rows) if at in told]
 
 
 def _table(tuned: TuneResult, columns: tuple[str, ...]) -> tuple[list[str], list[list[str]]]:
@@ -81,7 +87,8 @@ def _table(tuned: TuneResult, columns: tuple[str, ...]) -> tuple[list[str], list
     rows = []
     for row in ran.to_dict("records"):
         star = "*" if row["_chosen"] else ""
-        rows.append([f"{star}{shown(row[tuned.knob])}", *(cell(name, row) for name in names)])
+        now = _NOW if row[tuned.knob] == getattr(tuned.scenario, tuned.knob) else ""
+        rows.append([f"{star}{shown(row[tuned.knob])}{now}", *(cell(name, row) for name in names)])
     return [tuned.knob.replace("_", " "), *(TITLES[name] for name in names)], rows
 
 

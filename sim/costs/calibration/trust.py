@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pagecast.sim.costs.calibration.file import RECORDING, SEGMENT, Calibration
-from pagecast.sim.note import Note
+from pagecast.sim.note import CautionNote, Note
 
 # Three recordings of one load whose step times lay 1.3% apart had mean TTFTs 20% apart.
 SATURATION_TTFT_PERCENT = 20
@@ -65,4 +65,4 @@ def outside(
     made_with = calibration.made_for.get("block_size")
     if made_with is not None and block_size != made_with:
         left["block_size"] = (block_size, made_with)
-    return Note("outside_fit", **left) if left else None
+    return CautionNote("outside_fit", **left) if left else None

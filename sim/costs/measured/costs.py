@@ -18,7 +18,7 @@ from pagecast.sim.costs.measured.ragged import RaggedPieces
 from pagecast.sim.costs.measured.spread import KNOWN_HOST, UNKNOWN_HOST, spread_of
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.graphs import capture_sizes
-from pagecast.sim.note import Note
+from pagecast.sim.note import CautionNote, Note
 
 # The errors of mean TPOT, E2E and TTFT in two recorded runs of a model with sliding windows, in percent.
 WINDOWED_PERCENTS = {"tpot_percent": 32, "e2e_percent": 30, "ttft_percent": 26}
@@ -200,7 +200,8 @@ class MeasuredCosts(StepCosts):
             )
         like = like_of(self.operations)
         known = KNOWN.get(like)
-        return Note(
+        kind = CautionNote if self.operations.windowed and known is None else Note
+        return kind(
             "measured_costs",
             misfits=self._misfits,
             engine=table.engine,

@@ -209,10 +209,11 @@ def test_bounds_and_service_levels(tmp_path, capsys):
         "slo": "ttft_p99<10s, tpot_p50<1us",
         "limits": {"ttft_s.p99": {"max": 10}, "token_hit_rate": {"min": 0.999}, "num_gpu_blocks": {"min": 1}},
     }
-    code, out, _ = check("--scenario", scenario(tmp_path, check=asked), "--json", capsys=capsys)
+    file = scenario(tmp_path, check=asked)
+    code, out, _ = check("--scenario", file, "--skip-regression", "--json", capsys=capsys)
     assert code == 1
     body = json.loads(out)
-    assert not body["ok"]
+    assert not body["ok"] and body["regressions_not_compared"] == len(CHECK["regression"])
     assert [(finding["kind"], finding["holds"]) for finding in body["checks"]] == [
         ("slo", True),
         ("slo", False),
@@ -220,7 +221,6 @@ def test_bounds_and_service_levels(tmp_path, capsys):
         ("limit", False),
         ("limit", True),
     ]
-    assert "give --baseline" in body["notes"][0]
 
 
 def test_a_figure_that_a_replay_lacks_does_not_pass(tmp_path, capsys):
@@ -242,8 +242,19 @@ def test_the_file_serves_replay_as_well(tmp_path, capsys):
 
 def test_the_example_holds(capsys):
     example = Path(__file__).parents[3] / "examples" / "check.yaml"
-    code, out, _ = check("--scenario", example, capsys=capsys)
+    code, out, _ = check("--scenario", example, "--skip-regression", capsys=capsys)
     assert code == 0, out
+    assert "3 regression checks not compared" in out
+
+
+def test_a_gate_does_not_pass_on_less_than_it_asks_for(tmp_path, capsys):
+    """Without a baseline a file's regressions can't be judged: only where that is said does it pass."""
+    file = scenario(tmp_path, check={**CHECK, "slo": "ttft_p99<10s"})
+    code, out, err = check("--scenario", file, capsys=capsys)
+    assert (code, out) == (2, "")
+    assert "needs a baseline" in err and "--skip-regression judges the SLO and the limits alone" in err
+    code, _, err = check("--scenario", file, "--skip-regression", "--baseline", tmp_path, capsys=capsys)
+    assert code == 2 and "--skip-regression leaves out" in err
 
 
 @pytest.mark.parametrize(
@@ -276,7 +287,7 @@ def test_a_mistake_in_the_file_is_one_line_and_exit_2(changes, words, tmp_path, 
 def test_regressions_alone_without_a_baseline_check_nothing_and_end_with_2(tmp_path, capsys):
     code, out, err = check("--scenario", scenario(tmp_path), capsys=capsys)
     assert (code, out) == (2, "")
-    assert "has only check.regression, and no baseline to compare with; give --baseline" in err
+    assert "check.regression needs a baseline to compare with; give --baseline" in err
 
 
 def test_writing_a_baseline_says_that_nothing_was_checked(tmp_path, capsys):

@@ -90,14 +90,14 @@ def test_an_uncertain_memory_is_pointed_out_where_it_matters():
 def test_a_replay_says_that_the_engine_would_run_out_of_memory_at_its_start():
     full = Scenario(gpu="L4", max_model_len=16_384, max_num_batched_tokens=8192, gpu_memory_utilization=0.95)
     (text,) = [
-        text for text in sentences(replay(read("chat", limit=5), full).notes) if "Does not fit" in text
+        text for text in sentences(replay(read("chat", limit=5), full).notes) if "Does not start" in text
     ]
     assert "gpu_memory_utilization 0.95" in text and "run out of memory at its start" in text
     usual = replay(
         read("chat", limit=5),
         Scenario(gpu="L4", max_model_len=16_384, max_num_batched_tokens=8192, gpu_memory_utilization=0.9),
     )
-    assert "Does not fit" not in " ".join(sentences(usual.notes))
+    assert "Does not start" not in " ".join(sentences(usual.notes))
 
 
 def test_roofline_costs_name_their_errors():

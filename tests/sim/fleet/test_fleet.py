@@ -629,7 +629,7 @@ def test_notes_are_on_every_kind_of_replica():
     groups = (ReplicaGroup(name="a", replicas=2), ReplicaGroup(name="b", scenario=tight))
     result = replay_fleet(read("chat", limit=20), Scenario(costs="roofline"), FleetSettings(groups=groups))
     text = " ".join(sentences(result.notes))
-    assert "Does not fit: with gpu_memory_utilization 0.999" in text
+    assert "Does not start: with gpu_memory_utilization 0.999" in text
     assert "swap_gb_per_s has no effect" in text
 
 

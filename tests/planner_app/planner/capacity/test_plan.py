@@ -197,7 +197,7 @@ def test_the_answer_is_one_screen_that_says_what_to_buy_what_breaks_and_how_sure
 def test_few_draws_are_named_and_doubted(by_one, capsys):
     show(by_one)
     out = capsys.readouterr().out
-    assert "90%, 5 draws" in out
+    assert "90% interval: from 5 draws of costs, noise and traffic" in out
     assert "Their width may be off by a factor of 2.4" in out
 
 

@@ -263,15 +263,15 @@ def test_a_budget_with_which_the_engine_does_not_start_is_not_recommended(chat):
     tuned = tune(chat, scenario, budget_knob(scenario), TuneOptions(values="0.5,0.7,0.9,0.95", static=True))
     reasons = tuned.table.set_index("gpu_memory_utilization")["reason"]
     assert reasons[0.9] == ""
-    assert reasons[0.95].startswith("Does not fit: with gpu_memory_utilization 0.95 ")
+    assert reasons[0.95].startswith("Does not start: with gpu_memory_utilization 0.95 ")
     assert tuned.recommended == 0.9
     told = cannot_run(tuned)
     assert told.startswith("can't run: gpu_memory_utilization 0.5, 0.7: ")
-    assert "; 0.95: Does not fit" in told
+    assert "; 0.95: Does not start" in told
     question = SweepQuestion(chat, scenario, SweepOptions(settings=["gpu_memory_utilization=0.9,0.95"]))
     table = sweep(question).table
     assert table["meets"].tolist() == [True, False]
-    assert table["reason"][1].startswith("Does not fit")
+    assert table["reason"][1].startswith("Does not start")
 
 
 def test_a_fleet_is_asked_for_the_memory_of_each_group(chat):
@@ -286,7 +286,7 @@ def test_a_fleet_is_asked_for_the_memory_of_each_group(chat):
     larger = FleetSettings.make({"groups": [{"scenario": {"gpu": "H200"}}]})
     table = sweep(SweepQuestion(chat, scenario, SweepOptions(settings=space), fleet=larger)).table
     assert table["reason"].tolist() == ["", ""]
-    with pytest.raises(BadInput, match="Does not fit"):
+    with pytest.raises(BadInput, match="Does not start"):
         sweep(SweepQuestion(chat, scenario, SweepOptions(settings=space), fleet=FleetSettings.make({})))
 
 
