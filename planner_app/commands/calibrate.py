@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.engine import memory_table, open_engine
 from pagecast.planner_app.commands.engine_options import EngineOptions, changed_options, engine_gather
@@ -19,7 +20,7 @@ from pagecast.planner_app.options import Options
 from pagecast.planner_app.planner.execution.options import MOST_REPLICATES
 from pagecast.planner_app.reports import html_page
 from pagecast.planner_app.wording.accuracy import corrections_lines
-from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.errors import BadInput, Unfinished
 from pagecast.sim.costs.calibration.file import MEASURED, Calibration
 from pagecast.sim.costs.calibration.option_costs import UNKNOWN, OptionCosts
 from pagecast.sim.costs.calibration.shape import CPU
@@ -174,19 +175,27 @@ def calibrate_command(
         console.err.print(f"note: {_OF_A_CPU}", soft_wrap=True)
     folders = ask.from_run or [str(_sweep(ask.model or "", engine, ask.out, output.json_only))]
     sources = [source for folder in folders for source in CalibrationRun.all(folder)]
-    calibration = calibrate(sources, name, replicates=fit.replicates, seed=fit.seed)
+    try:
+        calibration = calibrate(sources, name, replicates=fit.replicates, seed=fit.seed)
+    except Unfinished as stopped:
+        _tell(stopped.answer, None, output)
+        raise typer.Exit(130) from None
     calibration.save(ask.out)
     if fit.plot is not None:
         from pagecast.planner_app.reports.fit_report import fit_page
 
         html_page.write(fit.plot, fit_page(calibration, sources))
+    _tell(calibration, ask.out, output)
+
+
+def _tell(calibration: Calibration, out: Path | None, output: Explained) -> None:
     if output.json_only:
-        console.print_json(as_dict(calibration, ask.out))
+        console.print_json(as_dict(calibration, out))
     else:
-        (show if output.explain else show_answer)(calibration, ask.out)
+        (show if output.explain else show_answer)(calibration, out)
 
 
-def as_dict(calibration: Calibration, out: Path) -> dict[str, Any]:
+def as_dict(calibration: Calibration, out: Path | None) -> dict[str, Any]:
     """What was learnt, as plain JSON."""
     return {
         "name": calibration.name,
@@ -195,7 +204,7 @@ def as_dict(calibration: Calibration, out: Path) -> dict[str, Any]:
         "cross_validation": calibration.cross_validation,
         "options": calibration.options.as_dict(),
         "provenance": calibration.provenance,
-        "file": str(out),
+        "file": None if out is None else str(out),
     }
 
 
@@ -206,7 +215,11 @@ def _from_bench(files: Sequence[Path], of_bench: OfBench, out: Path, name: str, 
     from pagecast.sim.fitting.from_bench import REPLAYS, fit_corrections
 
     with console.progress("replays", REPLAYS * len(results)) as update:
-        corrections = fit_corrections(results, scenario, name, update)
+        try:
+            corrections = fit_corrections(results, scenario, name, update)
+        except Unfinished as stopped:
+            _tell_corrections(stopped.answer, None, output)
+            raise typer.Exit(130) from None
     _write(corrections, out, output)
 
 
@@ -230,8 +243,13 @@ def _measured_in(of_bench: OfBench) -> Scenario:
 
 def _write(corrections: Corrections, out: Path, output: Explained) -> None:
     corrections.save(out)
+    _tell_corrections(corrections, out, output)
+
+
+def _tell_corrections(corrections: Corrections, out: Path | None, output: Explained) -> None:
     if output.json_only:
-        console.print_json({**asdict(corrections), "sd": list(corrections.sd), "file": str(out)})
+        file = None if out is None else str(out)
+        console.print_json({**asdict(corrections), "sd": list(corrections.sd), "file": file})
         return
     show_block([*corrections_lines(corrections), _taken(out)], rest="--json has every figure")
 
@@ -249,11 +267,11 @@ def _sweep(model: str, options: EngineOptions, out: Path, quiet: bool) -> Path:
             if not quiet:
                 console.err.print(memory_table(engine.loaded.memory))
             with console.progress(f"recording the sweep{about}, percent", 100) as update:
-                record_sweep(engine, folder, partial(_tell, update))
+                record_sweep(engine, folder, partial(_tell_share, update))
     return folder
 
 
-def _tell(update: Callable[[int], None], done: int, total: int) -> None:
+def _tell_share(update: Callable[[int], None], done: int, total: int) -> None:
     update(100 * done // total)
 
 
@@ -270,15 +288,17 @@ def _engines(options: EngineOptions) -> Iterator[tuple[str, EngineOptions]]:
         )
 
 
-def _taken(out: Path) -> str:
+def _taken(out: Path | None) -> str:
+    if out is None:
+        return "interrupted before its errors were known: no file is written"
     return f"written to {out}: --costs {out} takes it"
 
 
-def show_answer(calibration: Calibration, out: Path) -> None:
+def show_answer(calibration: Calibration, out: Path | None) -> None:
     """Prints what was fitted, how far it may be off, and what three steps take."""
     lines = [
         _about(calibration),
-        _reach(calibration),
+        *([] if out is None else [_reach(calibration)]),
         _taken(out),
         *table_rows(_errors(calibration.regions[:_MOST_REGIONS])),
         f"a step of {_steps(calibration)}",
@@ -336,7 +356,7 @@ def _notes(calibration: Calibration) -> list[str]:
     return notes
 
 
-def show(calibration: Calibration, out: Path) -> None:
+def show(calibration: Calibration, out: Path | None) -> None:
     """Prints what was learnt, how well it fits, and how well runs forecast each other."""
     console.out.print(_about(calibration), soft_wrap=True)
     console.out.print(_terms(calibration))

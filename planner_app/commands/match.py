@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.output import Explained
@@ -15,7 +16,7 @@ from pagecast.planner_app.commands.screen import LINES, folded, show_block, show
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.wording.accuracy import corrections_lines
 from pagecast.planner_app.wording.server_figures import figure, percent, title, verdict
-from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.errors import BadInput, Unfinished
 from pagecast.sim.costs.calibration.file import own_folder
 from pagecast.sim.costs.measured.corrections import read_corrections
 from pagecast.sim.fitting.explain import WARM, Explanation, Fact, Setup, distance, warmed
@@ -38,6 +39,7 @@ _MOST_ROWS = 6  # of figures, in the answer
 _SAME_FACTOR = 5e-4  # by which a factor of step times must differ from 1 to be one
 _SAME_S = 5e-6  # seconds that a step must take longer
 _UNCHANGED = "no calibration is written: step times need no correction"
+_STOPPED = "interrupted: other explanations were not tried, and no calibration is written"
 _SAME_BLOCKS = 0.02  # predictions of KV blocks are as close
 
 
@@ -102,29 +104,35 @@ def match_command(arguments: ScenarioOnly, ask: MatchOptions, output: Explained)
     }
     name = ask.name or (ask.out.stem if ask.out is not None else results.name)
     where = _place(ask.out or own_folder() / f"{name}.json")
+    complete = True
     with console.progress("replays", MATCHING) as update:
-        found = match(
-            results,
-            scenario,
-            name,
-            measured=_of_server(server, scenario, arguments),
-            facts=facts,
-            known=[cause for cause, told in known.items() if told],
-            progress=update,
-        )
-    if _changes(found):
-        found.corrections.save(where)
+        try:
+            found = match(
+                results,
+                scenario,
+                name,
+                measured=_of_server(server, scenario, arguments),
+                facts=facts,
+                known=[cause for cause, told in known.items() if told],
+                progress=update,
+            )
+        except Unfinished as stopped:
+            found, complete = stopped.answer, False
+    file = where if _changes(found) else None
+    if file is not None:
+        found.corrections.save(file)
     notes += more
     if output.json_only:
-        console.print_json(
-            {**as_dict(found), "notes": list(notes), "file": str(where) if _changes(found) else None}
-        )
-        return
-    changed = _changes(found)
-    taken = f"written to {where}: --costs {ask.out or name} takes it" if changed else _UNCHANGED
-    if not output.explain:
-        show_answer(found, notes, taken)
-        return
+        told = {"notes": list(notes), "file": None if file is None else str(file), "complete": complete}
+        console.print_json({**as_dict(found), **told})
+    else:
+        taken = _UNCHANGED if file is None else f"written to {file}: --costs {ask.out or name} takes it"
+        (_show_all if output.explain else show_answer)(found, notes, taken if complete else _STOPPED)
+    if not complete:
+        raise typer.Exit(130)
+
+
+def _show_all(found: Match, notes: Sequence[str], taken: str) -> None:
     show_notes(notes)
     show(found)
     console.out.print(taken, soft_wrap=True)
@@ -350,6 +358,8 @@ def show(found: Match) -> None:
 
 def _explanation(found: Match) -> list[str]:
     explained, told, best = found.explained, found.explained.told, found.explained.best
+    if explained.begun is False:
+        return []
     lines = []
     if told is not None:
         lines.append(f"explained by: {told.words}; that takes {_taken(told, explained.stated)} away")

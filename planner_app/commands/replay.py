@@ -22,10 +22,11 @@ from pagecast.planner_app.commands.scenario_options import (
     load,
 )
 from pagecast.planner_app.options import Flag, Options
+from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.execution.options import Drawn
 from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.planner_app.wording.note_sentences import sentence, sentences
-from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.errors import BadInput, Unfinished
 from pagecast.sim.note import Caution
 from pagecast.sim.replay import Result, replay
 from pagecast.sim.replay.replicates import Spread, Study, few_draws, summary_figures, with_intervals
@@ -114,8 +115,12 @@ def replay_command(
     spread, varied, interrupted = None, None, False
     try:
         if drawn.replicates:
-            with console.progress("replicates", drawn.replicates) as update:
-                spread = study.spread(drawn.replicates, progress=update)
+            with executor() as run, console.progress("replicates", drawn.replicates) as update:
+                try:
+                    spread = study.spread(drawn.replicates, run=run.until_interrupt, progress=update)
+                except Unfinished as stopped:
+                    run.abandon()
+                    spread, interrupted = stopped.answer, True
     except KeyboardInterrupt:  # the forecast itself is known
         interrupted = True
     if spread is not None:
@@ -144,7 +149,9 @@ def replay_command(
             if path is not None:
                 console.out.print(f"written to {path}", soft_wrap=True, markup=False)
     if interrupted:
-        console.err.print("interrupted: there are no intervals")
+        some = spread is not None and spread.low
+        left = "intervals are of the draws until then" if some else "there are no intervals"
+        console.err.print(f"interrupted: {left}")
         raise typer.Exit(130)
 
 

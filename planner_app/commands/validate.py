@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -23,14 +23,16 @@ from pagecast.planner_app.commands.scenario_options import (
 )
 from pagecast.planner_app.commands.screen import folded, show_block, table_rows
 from pagecast.planner_app.options import Options
+from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.execution.options import MOST_REPLICATES
 from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.planner_app.wording.accuracy import accuracy_sentences, as_json, blocks_sentence, expected_error
 from pagecast.planner_app.wording.note_sentences import sentences
 from pagecast.planner_app.wording.server_figures import figure, verdict
 from pagecast.sim.core.engines.registry import profile as find_profile
-from pagecast.sim.core.errors import BadInput
-from pagecast.sim.replay.replicates import STEP_TIMES
+from pagecast.sim.core.errors import BadInput, Unfinished
+from pagecast.sim.note import Caution
+from pagecast.sim.replay.replicates import STEP_TIMES, Run
 from pagecast.sim.runs.bench_results import BenchResults, is_results, read_results
 from pagecast.sim.runs.block_count import block_count
 from pagecast.sim.runs.engine_rules import rules_of_run
@@ -155,15 +157,19 @@ def validate_command(
         raise BadInput("--profile needs --costs recorded: a forecast follows the rules of the run's engine")
     if output.report is not None:
         ready("--report", output.report)
-    with console.progress("replicates", ask.replicates + len(STEP_TIMES)) as update:
-        result = forecast(
-            _loaded(run),
+    recorded = _loaded(run)
+    result, complete = _until_interrupt(
+        ask,
+        lambda draws, update: forecast(
+            recorded,
             ask.costs,
             replicates=ask.replicates,
             host_time_factor=of_run.host_time_factor,
             seed=ask.seed,
+            run_draws=draws,
             progress=update,
-        )
+        ),
+    )
     if output.report is not None:
         from pagecast.planner_app.reports.validate_report import validate_report
 
@@ -173,28 +179,50 @@ def validate_command(
     elif output.explain:
         show(result)
     else:
-        show_answer(result)
-    _fail_beyond(ask.max_error, result)
+        show_answer(result, complete)
+    _end(ask.max_error, result, complete)
 
 
-def _fail_beyond(max_error: float | None, result: Forecast) -> None:
+def _until_interrupt(
+    ask: ForecastOptions, make: Callable[[Run, Callable[[int], None]], Forecast]
+) -> tuple[Forecast, bool]:
+    """The forecast, and whether all of its draws came; an interrupt leaves those that did."""
+    with executor() as run, console.progress("replicates", ask.replicates + len(STEP_TIMES)) as update:
+        try:
+            return make(run.until_interrupt, update), True
+        except Unfinished as stopped:
+            run.abandon()
+            return stopped.answer, False
+
+
+def _end(max_error: float | None, result: Forecast, complete: bool) -> None:
+    """Exit code 130 after an interrupt, 1 where an error is larger than allowed."""
+    if not complete:
+        raise typer.Exit(130)
     if max_error is not None and result.worst_percent > max_error:
         raise typer.Exit(1)
 
 
 def _results(results: BenchResults, scenario: Scenario, ask: ForecastOptions, output: Reported) -> None:
     """Forecast against the latencies of a benchmark's requests."""
-    with console.progress("replicates", ask.replicates + len(STEP_TIMES)) as update:
-        outcome = forecast_results(
-            results, scenario, replicates=ask.replicates, seed=ask.seed, progress=update
-        )
+    outcome, complete = _until_interrupt(
+        ask,
+        lambda draws, update: forecast_results(
+            results,
+            scenario,
+            replicates=ask.replicates,
+            seed=ask.seed,
+            run_draws=draws,
+            progress=update,
+        ),
+    )
     if output.json_only:
         console.print_json(outcome.rows_as_dict() | {"expected_error": expected_error(outcome)})
     elif output.explain:
         show(outcome, totals=False)
     else:
-        show_answer(outcome)
-    _fail_beyond(ask.max_error, outcome)
+        show_answer(outcome, complete)
+    _end(ask.max_error, outcome, complete)
 
 
 def _loaded(folder: Path) -> RecordedRun:
@@ -235,8 +263,9 @@ def _decisions(run: RecordedRun, profile: str | None, json: bool) -> None:
         raise typer.Exit(1)
 
 
-def show_answer(result: Forecast) -> None:
+def show_answer(result: Forecast, complete: bool = True) -> None:
     """Prints how far the means are off, whether intervals held, and the rows of means and tails."""
+    cut = [] if complete else [Caution("interrupted: intervals are missing, or of the draws until then")]
     covered = [row.covered for row in result.rows if row.covered is not None]
     held = f"; {sum(covered)} of {len(covered)} figures within their 90% interval" if covered else ""
     by_name = {row.name: row for row in result.rows}
@@ -246,7 +275,7 @@ def show_answer(result: Forecast) -> None:
         f"forecast with costs {result.costs}; ±1%: percent by which steps 1% shorter or longer move it",
         *table_rows(_table(rows[:_MOST_ROWS], units=True)),
     ]
-    show_block(lines, sentences(result.notes), more=accuracy_sentences(result))
+    show_block(lines, [*cut, *sentences(result.notes)], more=accuracy_sentences(result))
 
 
 def _table(rows: Sequence[ForecastRow], *, units: bool = False) -> Table:

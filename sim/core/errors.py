@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import Any
 
 
 class PagecastError(Exception):
@@ -19,6 +20,14 @@ class CannotRunHere(PagecastError):
     """This machine lacks something: a GPU, an extra, memory (exit code 3)."""
 
     exit_code = 3
+
+
+class Unfinished(KeyboardInterrupt):
+    """An interrupt of a search, with the best `answer` so far, of the kind that the search returns."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
 
 
 def check_given_once(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from pagecast import __version__
-from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.errors import BadInput, Unfinished
 from pagecast.sim.costs.calibration.file import Calibration, Host
 from pagecast.sim.costs.calibration.shape import identity, model_of, shape_of
 from pagecast.sim.costs.families.registry import family
@@ -84,7 +84,8 @@ def calibrate(
 
     `replicates` is the number of bootstrap copies, drawn with `seed`. `progress` gets the name of each stage.
     Errors: BadInput where there is no synchronous run, where runs differ in set-up, for too few steps, and
-    for a seed below 0.
+    for a seed below 0; Unfinished after an interrupt, with the costs without what was not fitted by then:
+    copies, errors on runs left out, options.
     """
     checked_seed(seed)
     tell = progress or (lambda _: None)
@@ -103,13 +104,20 @@ def calibrate(
     tell("fitting")
     ahead_tables = [step_table(source.run, shape, source.upto) for source in ahead]
     ahead_steps = _ahead_steps(plain, ahead, ahead_tables, shape)
+    fitted, cross, complete = None, [], True
     try:
-        best_fit, copies, hosts = _fit_certain_terms(tables, ahead_steps, shape, replicates, seed)
+        fitted = _fit_certain_terms(tables, ahead_steps, shape, replicates, seed)
+        tell("cross-validating")
+        cross = left_out(tables, shape, ahead_steps)
     except BadInput as error:
         raise BadInput(f"{', '.join(str(source.run.folder) for source in plain)}: {error}") from None
+    except KeyboardInterrupt as stopped:
+        fitted = stopped.answer if isinstance(stopped, Unfinished) else fitted
+        if fitted is None:
+            raise
+        complete = False
+    best_fit, copies, hosts = fitted
     host = best_fit.host or _host(ahead_tables, tables, best_fit, shape)
-    tell("cross-validating")
-    cross = left_out(tables, shape, ahead_steps)
     calibration = Calibration(
         name=name,
         made_for=_made_for(plain[0].run),
@@ -126,13 +134,19 @@ def calibrate(
         replicates=copies,
         hosts=hosts or _hosts(ahead_tables, best_fit, copies, shape),
     )
+    if not complete:
+        raise Unfinished(calibration)
     if not optional:
         return calibration
     tell("fitting options")
     rows = [{"run": run.name, "steps": len(run.steps), "gpu_id": run.meta.get("gpu_id")} for run in optional]
+    try:
+        options = option_costs_of(calibration, optional)
+    except KeyboardInterrupt:
+        raise Unfinished(calibration) from None
     return replace(
         calibration,
-        options=option_costs_of(calibration, optional),
+        options=options,
         provenance={**calibration.provenance, "runs_with_options": rows},
     )
 
@@ -274,15 +288,21 @@ def _fit_certain_terms(
     """Fits, drops the term of the greatest spread between bootstrap copies, and fits again.
 
     Ends when no spread is above `MOST_SPREAD`; `required` terms stay. Returns the fit and its copies,
-    as `_bootstrap` gives them.
+    as `_bootstrap` gives them. Errors: Unfinished with the last fit, without copies, after an interrupt.
     """
+    best_fit = None
     dropped: tuple[str, ...] = ()
     required = {
         term.name for term in family(shape.family).terms if term.needed and term.place is not Place.ARRIVAL
     }
     while True:
-        best_fit = fit(tables, shape, ahead_steps, without=dropped)
-        copies, hosts = _bootstrap(tables, ahead_steps, best_fit, shape, replicates, seed)
+        try:
+            best_fit = fit(tables, shape, ahead_steps, without=dropped)
+            copies, hosts = _bootstrap(tables, ahead_steps, best_fit, shape, replicates, seed)
+        except KeyboardInterrupt:
+            if best_fit is None:
+                raise
+            raise Unfinished((best_fit, (), ())) from None
         spreads = _spreads(best_fit, copies)
         uncertain = {name: sd for name, sd in spreads.items() if sd > MOST_SPREAD and name not in required}
         if not uncertain:

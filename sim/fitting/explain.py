@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.errors import BadInput, Unfinished
 from pagecast.sim.costs.calibration.draw import uncertainty
 from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.costs.step_costs import StepCosts
@@ -103,13 +103,15 @@ class Explained:
     """The difference before, and all explanations, the closest first.
 
     `facts`: what the server's files tell, each with the distance that is left with it, and `stated` the
-    difference without any of them. `distance` is with all of them, and with costs as they may be.
+    difference without any of them. `distance` is with all of them, and with costs as they may be. `begun`:
+    distances are known.
     """
 
     distance: float
     tried: tuple[Explanation, ...]
     facts: tuple[Explanation, ...] = ()
     stated: float = 0.0
+    begun: bool = True
 
     @property
     def told(self) -> Explanation | None:
@@ -146,37 +148,48 @@ def explain(
     """Tries every explanation of `results`, measured in `scenario`, but for those `known` not to differ.
 
     `facts`: what of `scenario` and `results` was told by the server's files. `progress` is called with the
-    number of replays done. Errors: BadInput.
+    number of replays done. Errors: BadInput; Unfinished with what was tried until an interrupt.
     """
     base = Setup(scenario, costs, _first(results))
     measure = _Measure(base.results, progress)
     start = measure(base)
     told, stated = _told(facts, base, start, measure)
-    tried: list[Explanation] = []
     if start < _SMALL:
         return Explained(start, (), told, stated)
-    nothing, _ = _closest(_Cause("", (0.0,), lambda _: base, str), 0.0, base, measure)
-    for cause in _causes(base, measure):
-        if cause.name in known:
-            continue
-        found = [(measure.of(cause, size), size) for size in cause.sizes]
-        for _ in range(_CLOSER if cause.between is not None else 0):
-            assert cause.between is not None
-            closest = min(found)[1]
-            around = sorted({*(size for _, size in found), cause.nothing})
-            at = around.index(closest)
-            beside = [around[i] for i in (at - 1, at + 1) if 0 <= i < len(around)]
-            found += [
-                (measure.of(cause, size), size) for size in (cause.between(closest, one) for one in beside)
-            ]
-        found = [one for one in found if math.isfinite(one[0])]
-        if found:
-            distance, size = _closest(cause, min(found)[1], base, measure)
-            setup = cause.setup(size)
-            changed = setup.costs if setup.costs is not base.costs else None
-            words, corrections = cause.words(size), getattr(changed, "corrections", None)
-            tried.append(Explanation(cause.name, size, words, distance, setup, corrections))
-    return Explained(nothing, tuple(sorted(tried, key=lambda one: one.distance)), told, stated)
+    tried: list[Explanation] = []
+    nothing = start
+    try:
+        nothing, _ = _closest(_Cause("", (0.0,), lambda _: base, str), 0.0, base, measure)
+        for cause in _causes(base, measure):
+            if cause.name not in known and (found := _explanation(cause, base, measure)) is not None:
+                tried.append(found)
+    except KeyboardInterrupt:
+        raise Unfinished(Explained(nothing, _by_distance(tried), told, stated)) from None
+    return Explained(nothing, _by_distance(tried), told, stated)
+
+
+def _by_distance(tried: Sequence[Explanation]) -> tuple[Explanation, ...]:
+    return tuple(sorted(tried, key=lambda one: one.distance))
+
+
+def _explanation(cause: _Cause, base: Setup, measure: _Measure) -> Explanation | None:
+    """The size of a cause that comes closest; None where no size can be replayed."""
+    found = [(measure.of(cause, size), size) for size in cause.sizes]
+    for _ in range(_CLOSER if cause.between is not None else 0):
+        assert cause.between is not None
+        closest = min(found)[1]
+        around = sorted({*(size for _, size in found), cause.nothing})
+        at = around.index(closest)
+        beside = [around[i] for i in (at - 1, at + 1) if 0 <= i < len(around)]
+        found += [(measure.of(cause, size), size) for size in (cause.between(closest, one) for one in beside)]
+    found = [one for one in found if math.isfinite(one[0])]
+    if not found:
+        return None
+    distance, size = _closest(cause, min(found)[1], base, measure)
+    setup = cause.setup(size)
+    changed = setup.costs if setup.costs is not base.costs else None
+    corrections = getattr(changed, "corrections", None)
+    return Explanation(cause.name, size, cause.words(size), distance, setup, corrections)
 
 
 def _told(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.errors import BadInput, Unfinished
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.choose import measured
 from pagecast.sim.costs.calibration.draw import UNFITTED_SD
@@ -62,7 +62,8 @@ def fit_corrections(
 
     `progress` is called after each replay with the number of replays done. `base`: the costs to correct
     (measured operations). `around`: corrections that are known to come near (none). Errors: BadInput for a
-    scenario without measured operations, or too few requests.
+    scenario without measured operations, or too few requests; Unfinished with the corrections of the last
+    whole round before an interrupt.
     """
     base = measured(scenario.target()) if base is None else base
     targets = [_target(each) for each in results]
@@ -79,22 +80,31 @@ def fit_corrections(
     prior = 1.0 / np.array(prior_sd)
     start = misses(np.zeros(3))
     here = start if around is None else misses(x)
-    jacobian = np.zeros((len(here), 3))
-    for _ in range(_ROUNDS):
-        for at, step in enumerate(_STEP):
-            shifted_x = x.copy()
-            shifted_x[at] += step
-            jacobian[:, at] = (misses(shifted_x) - here) / step
-        matrix = np.vstack([jacobian, np.diag(prior)])
-        x = x - np.linalg.lstsq(matrix, np.concatenate([here, prior * (x - middle)]), rcond=None)[0]
-        here = misses(x)
+    jacobian, complete = np.zeros((len(here), 3)), True
+    try:
+        for _ in range(_ROUNDS):
+            slopes = np.zeros((len(here), 3))
+            for at, step in enumerate(_STEP):
+                shifted_x = x.copy()
+                shifted_x[at] += step
+                slopes[:, at] = (misses(shifted_x) - here) / step
+            matrix = np.vstack([slopes, np.diag(prior)])
+            moved = x - np.linalg.lstsq(matrix, np.concatenate([here, prior * (x - middle)]), rcond=None)[0]
+            there = misses(moved)
+            x, here, jacobian = moved, there, slopes
+    except KeyboardInterrupt:
+        if not jacobian.any():  # no round has ended
+            raise
+        complete = False
     precision = jacobian.T @ jacobian + np.diag(prior**2)
     covariance = np.asarray(np.linalg.inv(precision), np.float64)
     sources = _sources(targets, start, here)
     fitted = _corrections(x, name, covariance, scenario.target().identity, sources, prior_sd)
-    if isinstance(base, MeasuredCosts):
-        return fitted
-    return replace(fitted, base=base.corrected_name if isinstance(base, CorrectedCosts) else base.name)
+    if not isinstance(base, MeasuredCosts):
+        fitted = replace(fitted, base=base.corrected_name if isinstance(base, CorrectedCosts) else base.name)
+    if not complete:
+        raise Unfinished(fitted)
+    return fitted
 
 
 def corrected(base: StepCosts, corrections: Corrections) -> StepCosts:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from pagecast.sim.core.errors import Unfinished
 from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.fitting.explain import Explained, Fact, Setup, distance, explain
 from pagecast.sim.fitting.from_bench import REPLAYS, corrected, fit_corrections
@@ -65,11 +66,32 @@ def match(
 
     `measured`: more of the server, as its hit rate or KV blocks, by the names of rows. `facts`, `known`: as
     for `explain`; the forecast is without the facts. `progress` is called with the number of replays done.
-    Errors: BadInput.
+    Errors: BadInput; Unfinished with the forecast and the explanations tried until an interrupt.
     """
     base = Setup(scenario, scenario.step_costs(), results)
     before = _stated(base, facts).replayed()
-    explained = explain(results, scenario, base.costs, progress, facts=facts, known=known)
+    real = {**_measured(results), **(measured or {})}
+    forecast = _figures(before, _stated(base, facts).results)
+    notes = tuple(note for note in before.notes if isinstance(note, str))
+    explained = Explained(0.0, (), begun=False)
+    try:
+        explained = explain(results, scenario, base.costs, progress, facts=facts, known=known)
+        corrections, after = _corrected(base, explained, name, progress)
+    except KeyboardInterrupt as stopped:
+        if isinstance(stopped, Unfinished) and isinstance(stopped.answer, Explained):
+            explained = stopped.answer
+        rows = tuple(MatchRow(key, value, forecast.get(key), None) for key, value in real.items())
+        nothing = Corrections(name, 0.0, 1.0, 1.0)
+        raise Unfinished(Match(results.name, rows, explained, nothing, base, notes)) from None
+    matched = _figures(after.replayed(), after.results)
+    rows = tuple(MatchRow(key, value, forecast.get(key), matched.get(key)) for key, value in real.items())
+    return Match(results.name, rows, explained, corrections, after, notes)
+
+
+def _corrected(
+    base: Setup, explained: Explained, name: str, progress: Progress | None
+) -> tuple[Corrections, Setup]:
+    """The corrections that the best explanation leaves to be fitted, and the set-up with both."""
     best = explained.best
     # Costs are what the corrections tell; any other cause is a set-up in which they are fitted.
     of_costs = best is not None and best.corrections is not None
@@ -86,14 +108,7 @@ def match(
     if not of_costs and distance(after) > distance(fitted):  # what is there is as close as corrections come
         corrections = replace(corrections, step_s=0.0, decode=1.0, prompt=1.0)
         after = replace(fitted, costs=corrected(base.costs, corrections))
-    real = {**_measured(results), **(measured or {})}
-    forecast, matched = (
-        _figures(before, _stated(base, facts).results),
-        _figures(after.replayed(), fitted.results),
-    )
-    rows = tuple(MatchRow(key, value, forecast.get(key), matched.get(key)) for key, value in real.items())
-    notes = tuple(note for note in before.notes if isinstance(note, str))
-    return Match(results.name, rows, explained, corrections, after, notes)
+    return corrections, after
 
 
 MATCHING = EXPLAINING + REPLAYS

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
+from pagecast.sim.core.errors import Unfinished
 from pagecast.sim.costs.calibration.draw import draw, scaled
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.note import Note
@@ -38,6 +40,7 @@ Workload = Callable[[Trace, int], Trace]
 FiguresOf = Callable[[Result], dict[str, float]]
 ChangeCosts = Callable[[StepCosts], StepCosts]
 ReplayOf = Callable[[Trace, Scenario, ChangeCosts], Result]
+Run = Callable[[Callable[[Any], Any], Sequence[Any]], Iterable[tuple[int, Any]]]  # of an executor
 Observe = Callable[[Result, int | None, int], Result]
 
 
@@ -171,17 +174,25 @@ class Study:
         *,
         point: dict[str, float] | None = None,
         workers: int | None = None,
+        run: Run | None = None,
         progress: Progress | None = None,
     ) -> Spread:
         """Runs `count` replicates, and where `point` has the forecast's figures, replays for sensitivity too.
 
-        `workers`: processes, by default one per core. Without replicates there are no intervals; with fewer
-        than `LEAST` they are rough (`few_draws`).
+        `workers`: processes, by default one per core; `run` runs them elsewhere, and ends at an interrupt.
+        Without replicates there are no intervals; with fewer than `LEAST` they are rough (`few_draws`).
+        Errors: Unfinished with the spread of the draws that came before an interrupt.
         """
         factors = STEP_TIMES if point is not None else ()
         jobs = [*(ReplicateJob(0, factor) for factor in factors), *(ReplicateJob(i) for i in range(count))]
-        figures = list(_watched(self._all(jobs, workers), progress))
-        near, draws = figures[: len(factors)], figures[len(factors) :]
+        done: dict[int, dict[str, float]] = {}
+        with suppress(KeyboardInterrupt):
+            for index, figures in enumerate(self._all(jobs, workers)) if run is None else run(self.run, jobs):
+                done[index] = figures
+                if progress is not None:
+                    progress(len(done))
+        near = [done[index] for index in range(len(factors)) if index in done]
+        draws = [done[index] for index in range(len(factors), len(jobs)) if index in done]
         low, high, middle = {}, {}, {}
         for name, drawn in by_name(draws).items():
             values = np.array(drawn)
@@ -190,7 +201,11 @@ class Study:
                 bounds = np.percentile(values, (LOW, HIGH), method="weibull")
                 low[name], high[name] = (float(bound) for bound in bounds)
                 middle[name] = float(np.median(values))
-        return Spread(low, high, *_sensitivity(point or {}, near), middle)
+        told = near if len(near) == len(factors) else []
+        spread = Spread(low, high, *_sensitivity(point or {}, told), middle)
+        if len(done) < len(jobs):
+            raise Unfinished(spread)
+        return spread
 
     def _all(self, jobs: list[ReplicateJob], workers: int | None) -> Iterable[dict[str, float]]:
         count = min(workers or cores(), len(jobs))
@@ -218,13 +233,6 @@ def _begin(study: Study) -> None:
 def _job(job: ReplicateJob) -> dict[str, float]:
     assert _study is not None
     return _study.run(job)
-
-
-def _watched(draws: Iterable[dict[str, float]], progress: Progress | None) -> Iterable[dict[str, float]]:
-    for done, figures in enumerate(draws, 1):
-        if progress is not None:
-            progress(done)
-        yield figures
 
 
 def _sensitivity(

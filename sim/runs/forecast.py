@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from pagecast.sim.core.errors import BadInput
+from pagecast.sim.core.errors import BadInput, Unfinished
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.choose import AUTO, choose
 from pagecast.sim.costs.calibration.shape import CPU, model_of
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.models import model as find_model
 from pagecast.sim.note import Note
-from pagecast.sim.replay.replicates import Progress, ReplayOf, Spread, Study, few_draws, replay_alone
+from pagecast.sim.replay.replicates import Progress, ReplayOf, Run, Spread, Study, few_draws, replay_alone
 from pagecast.sim.replay.result import Result
 from pagecast.sim.replay.simulation import replay
 from pagecast.sim.runs.bench_results import BenchResults
@@ -212,11 +212,13 @@ def forecast(
     host_time_factor: float | None = None,
     seed: int = 0,
     workers: int | None = None,
+    run_draws: Run | None = None,
     progress: Progress | None = None,
 ) -> Forecast:
     """Replays a run's requests, as their clients sent them, and sets every figure beside the measured one.
 
-    `host_time_factor`: see `Scenario`; a recording does not say it of its host.
+    `host_time_factor`: see `Scenario`; a recording does not say it of its host. `run_draws`: see
+    `Study.spread`. Errors: BadInput; Unfinished with the forecast, without what an interrupt left out.
     """
     real = measured(run)
     recorded = scenario_of(run, costs)
@@ -228,13 +230,15 @@ def forecast(
     simulation = simulated(result)
     study = Study(trace, scenario, seed, figures=figures_of)
     figures, actual = simulation.figures(), real.figures()
-    spread = study.spread(replicates, point=figures, workers=workers, progress=progress)
-    spread = spread.around(figures)
-    rows = _rows(figures, actual, spread)
+    spread, complete = _spread(study, replicates, figures, workers, run_draws, progress)
+    rows = _rows(figures, actual, spread.around(figures))
     own, other = _made_alike(run, model)
     remarks = (own, other, *_notes(result, trace), few_draws(replicates))
     notes = tuple(note for note in remarks if note)
-    return Forecast(run.name, model.name, notes, own is not None, rows, simulation, real, block_count(run))
+    blocks = block_count(run)
+    return _told(
+        Forecast(run.name, model.name, notes, own is not None, rows, simulation, real, blocks), complete
+    )
 
 
 def forecast_results(
@@ -244,12 +248,13 @@ def forecast_results(
     replicates: int = REPLICATES,
     seed: int = 0,
     workers: int | None = None,
+    run_draws: Run | None = None,
     progress: Progress | None = None,
     replay_of: ReplayOf = replay_alone,
 ) -> Forecast:
     """Forecasts the latencies of a benchmark's requests in `scenario`; nothing else is known of them.
 
-    `replay_of`: see `Study`.
+    `replay_of`: see `Study`. `run_draws` and errors: as for `forecast`.
     """
     costs = scenario.step_costs()
     result = replay(results.trace, scenario, costs=costs)
@@ -261,11 +266,33 @@ def forecast_results(
     observe = None if client is None else client.observed
     study = Study(results.trace, scenario, seed, figures=figures_of, replay=replay_of, observe=observe)
     figures = {name: value for name, value in simulation.figures().items() if name in real.figures()}
-    spread = study.spread(replicates, point=simulation.figures(), workers=workers, progress=progress)
+    point = simulation.figures()
+    spread, complete = _spread(study, replicates, point, workers, run_draws, progress)
     rows = _rows(figures, real.figures(), spread.around(simulation.figures()))
     candidates = (*_notes(result, results.trace), _by_client(results), few_draws(replicates))
     notes = tuple(note for note in candidates if note)
-    return Forecast(results.name, costs.name, notes, False, rows, simulation, real)
+    return _told(Forecast(results.name, costs.name, notes, False, rows, simulation, real), complete)
+
+
+def _spread(
+    study: Study,
+    replicates: int,
+    point: dict[str, float],
+    workers: int | None,
+    run: Run | None,
+    progress: Progress | None,
+) -> tuple[Spread, bool]:
+    """The spread of a study's draws, and whether all of them came."""
+    try:
+        return study.spread(replicates, point=point, workers=workers, run=run, progress=progress), True
+    except Unfinished as stopped:
+        return stopped.answer, False
+
+
+def _told(found: Forecast, complete: bool) -> Forecast:
+    if not complete:
+        raise Unfinished(found)
+    return found
 
 
 def _by_client(results: BenchResults) -> Note | None:

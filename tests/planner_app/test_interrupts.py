@@ -148,6 +148,74 @@ cli.main([])
     assert message == (SAID if times == 1 else "pagecast: stopping...\n")
 
 
+RUN = "tests/engine/recorded/h200b-qwen3-8b-chat-async"
+SYNC = "tests/engine/recorded/h100t-qwen3-8b-azure-sync"
+
+
+def busy_s(pid: int) -> float:
+    """CPU time of a process and of its workers: seconds, however busy the machine is."""
+    total = 0.0
+    for each in (pid, *workers_of(pid)):
+        with suppress(OSError):
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def interrupted(at_s: float, *arguments: str) -> tuple[int, str, str]:
+    """What a command says that is interrupted after so much CPU time."""
+    with Command(*arguments) as running:
+        wait_until(lambda: busy_s(running.process.pid) > at_s or running.process.poll() is not None)
+        running.interrupt((0.0,), whole_group=True)
+        return running.ended()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="reads CPU time in /proc")
+def test_an_interrupted_validation_prints_the_forecast_without_its_intervals():
+    code, answer, said = interrupted(5, "validate", RUN, "--costs", "auto", "--replicates", "2000")
+    assert (code, said) == (130, STOPS)
+    assert answer.startswith("chat: agrees: means within 2%")
+    assert "interrupted: intervals are missing, or of the draws until then" in answer
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="reads CPU time in /proc")
+def test_an_interrupted_calibration_prints_the_costs_and_writes_no_file(tmp_path):
+    out = tmp_path / "costs.json"
+    command = ["calibrate", "--from-run", SYNC, "--replicates", "2000", "--out", str(out)]
+    code, answer, said = interrupted(5, *command)
+    assert (code, said) == (130, STOPS)
+    assert "fitted to 2,394 steps of 1 run" in answer and "no file is written" in answer
+    assert not out.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="reads CPU time in /proc")
+def test_an_interrupted_match_prints_the_forecast_and_writes_no_calibration(tmp_path):
+    out = tmp_path / "mine.json"
+    command = ["match", "--results", RUN, "--gpu-memory-utilization", "0.5", "--costs", "roofline"]
+    code, answer, said = interrupted(4.5, *command, "--out", str(out))
+    assert (code, said) == (130, STOPS)
+    assert "TTFT mean" in answer and "no calibration is written" in answer
+    assert not out.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="reads CPU time in /proc")
+def test_an_interrupted_gate_prints_the_checks_of_its_one_replay(tmp_path):
+    file = tmp_path / "gate.yaml"
+    asked = "trace: chat, slo: ttft_p99<9s, regression: {ttft_s.p99: 5}, draws: 2000"
+    file.write_text(f"model: Qwen/Qwen3-8B\ngpu: H200\ncheck: {{{asked}}}\n")
+    into = str(tmp_path / "base")
+    code, answer, said = interrupted(8, "check", "--scenario", str(file), "--write-baseline", into)
+    assert (code, said) == (130, STOPS)
+    answer = " ".join(answer.split())
+    assert "the only check holds, 1 regression check not compared" in answer
+    assert "interrupted: regressions were not compared" in answer
+    assert not Path(into).exists()
+
+
 def test_a_plan_ends_in_the_middle_of_a_search():
     with Command("plan", "chat", "--slo", "ttft_p99<2s", "--workers", "2") as running:
         wait_until(lambda: len(workers_of(running.process.pid)) == 2)
