@@ -163,6 +163,8 @@ class Trace:
     each request is sent at its arrival. `measured` has a row per request with the
     latencies `MEASURED` in seconds, NaN where one is not known, where the file has what a benchmark measured.
     `lengths_only`: the file tells lengths and no contents, so that nothing is known of reuse.
+    `assumed_reuse`: the share of such a trace's prompt tokens that was made to be found in a cache
+    (`shared_prefix.assume_reuse`).
     """
 
     name: str
@@ -175,6 +177,7 @@ class Trace:
     concurrency: Concurrency | None = None
     measured: pd.DataFrame | None = None
     lengths_only: bool = False
+    assumed_reuse: float | None = None
 
     def __len__(self) -> int:
         return len(self.requests)

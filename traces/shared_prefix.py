@@ -45,6 +45,30 @@ def with_hit_rate(
     return replace(trace, spans=spans, token_ids=None, lengths_only=False, notes=(*kept, note))
 
 
+def assume_reuse(trace: Trace, share: float, *, block_tokens: int = 16) -> Trace:
+    """A trace of lengths alone as it is where a share of its prompt tokens is found in the cache.
+
+    All prompts begin with so much of one text, which takes memory once. So with a share that is not exceeded
+    in truth, a server does as well as it can, and without any (`without_reuse`) as badly: the two bracket it.
+    Errors: BadInput for a share out of 0 to 1, and for a trace with contents.
+    """
+    if not trace.lengths_only:
+        raise BadInput(f"{trace.name}: has contents of prompts, so its reuse is known; assume none")
+    if not 0 <= share <= 1:
+        raise BadInput(f"reuse {share:g}: give a share of the prompt tokens, from 0 to 1")
+    made = with_hit_rate(trace, share, block_tokens=block_tokens)
+    note = (
+        f"reuse is assumed: {share:.0%} of prompt tokens are of one text that all prompts begin with; the "
+        "answer lies between this and the one without reuse, where no more is shared"
+    )
+    return replace(made, notes=(*made.notes[:-1], note), assumed_reuse=share)
+
+
+def without_reuse(trace: Trace) -> Trace:
+    """The trace that `assume_reuse` was given."""
+    return replace(trace, spans=None, lengths_only=True, assumed_reuse=None)
+
+
 def _even_length(tokens: Ints, rate: float) -> float:
     """The length that is a share `rate` of all tokens where each prompt has so much, or all that it has."""
     low, high = 0.0, float(tokens.max())

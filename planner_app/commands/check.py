@@ -22,7 +22,7 @@ from pagecast.planner_app.commands.scenario_options import (
     started,
     trace_of,
 )
-from pagecast.planner_app.commands.screen import show_block, table_rows
+from pagecast.planner_app.commands.screen import room_below, show_block, table_rows
 from pagecast.planner_app.options import Options
 from pagecast.planner_app.planner.execution.executor import executor
 from pagecast.planner_app.planner.execution.interface import Executor
@@ -245,9 +245,10 @@ def show_answer(
     """Prints the verdict, what was served, and the checks: those that failed first."""
     lines = [f"{name}: {judge.verdict(findings, uncompared)}", served]
     if findings:
-        lines += table_rows(_table(_in_order(findings)[:_MOST_ROWS]))
-        if len(findings) > _MOST_ROWS:
-            lines.append(f"and {len(findings) - _MOST_ROWS} more")
+        most = min(_MOST_ROWS, room_below(lines) - 2)
+        lines += table_rows(_table(_in_order(findings)[:most]))
+        if len(findings) > most:
+            lines.append(f"and {len(findings) - most} more")
     show_block(lines, notes, more=[costs])
 
 

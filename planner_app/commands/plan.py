@@ -16,12 +16,13 @@ from pagecast.planner_app.commands.ignored_options import (
     refuse_without_draws,
 )
 from pagecast.planner_app.commands.output import Explained, Reported
-from pagecast.planner_app.commands.plan_view import show, show_answer
+from pagecast.planner_app.commands.plan_view import show, show_answer, without_reuse_line
 from pagecast.planner_app.commands.scenario_options import WorkArguments, load
 from pagecast.planner_app.planner.capacity.options import CompareOptions, PlanOptions, Target
 from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.fleet.options import Emitted, SizeOptions
 from pagecast.planner_app.reports.html_page import ready, write
+from pagecast.traces.shared_prefix import without_reuse
 
 if TYPE_CHECKING:
     from pagecast.planner_app.planner.capacity.planning import CapacityPlan
@@ -96,7 +97,11 @@ def plan_command(
     if arguments.load.request_rate is not None:
         note = "--request-rate is only what `take N` is for: plan looks for the highest rate itself"
         result = replace(result, notes=(note, *result.notes))
-    _tell(work, result, output)
+    unshared = None
+    if work.assumed_reuse is not None and result.complete:
+        ask = ask.model_copy(update={"replicates": 0, "explain": False})
+        unshared = _plan_replica(without_reuse(work), scenario, ask, many)
+    _tell(work, result, output, unshared)
     if not result.complete:
         raise typer.Exit(130)
     if any(answer.value is None for answer in result.answers.values()):
@@ -126,7 +131,7 @@ def _plan_replica(work: Trace, scenario: Scenario, ask: PlanOptions, many: Many)
         return plan(work, scenario, ask, run=run, progress=update)
 
 
-def _tell(work: Trace, result: CapacityPlan, output: Reported) -> None:
+def _tell(work: Trace, result: CapacityPlan, output: Reported, unshared: CapacityPlan | None) -> None:
     """Writes the report, where there is one, and prints the plan."""
     report = output.report
     if report is not None:
@@ -134,11 +139,14 @@ def _tell(work: Trace, result: CapacityPlan, output: Reported) -> None:
 
         write(report, plan_report(result))
     if output.json_only:
-        console.print_json(result.to_dict())
+        other = {} if unshared is None else {"without_reuse": unshared.to_dict()}
+        console.print_json({**result.to_dict(), **other})
         return
     if output.explain:
         show(result)
+        if unshared is not None:
+            console.out.print(without_reuse_line(unshared), soft_wrap=True)
     else:
-        show_answer(work, result)
+        show_answer(work, result, unshared)
     if report is not None:
         console.out.print(f"written to {report}", soft_wrap=True)

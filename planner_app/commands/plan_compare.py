@@ -11,7 +11,7 @@ import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.output import Explained
 from pagecast.planner_app.commands.plan_view import show
-from pagecast.planner_app.commands.screen import show_block, table_rows
+from pagecast.planner_app.commands.screen import room_below, show_block, table_rows
 from pagecast.planner_app.planner.capacity.comparing import Compared, best, compare
 from pagecast.planner_app.planner.capacity.options import CompareOptions, PlanOptions
 from pagecast.planner_app.planner.capacity.planning import Answer
@@ -79,7 +79,7 @@ def _show(
     else:
         lines.append(f"cheapest {best_of}: {_setting(winner)}{_cost(winner)}")
     plans = [row for row in ordered if row.plan is not None]
-    most = len(ordered) if explain else _MOST_ROWS
+    most = len(ordered) if explain else min(_MOST_ROWS, room_below(lines) - 2)
     lines += table_rows(_table(plans[:most])) if plans else []
     if len(plans) > most:
         lines.append(f"and {len(plans) - most} that cost more")

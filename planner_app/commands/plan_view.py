@@ -27,8 +27,11 @@ _TITLES = {
 }
 
 
-def show_answer(work: Trace, result: CapacityPlan) -> None:
-    """Prints how much load the server takes, what breaks first, what would help, and how far to trust it."""
+def show_answer(work: Trace, result: CapacityPlan, unshared: CapacityPlan | None = None) -> None:
+    """Prints how much load the server takes, what breaks first, what would help, and how far to trust it.
+
+    `unshared`: the plan without the reuse that was assumed.
+    """
     scenario = result.scenario
     lines = [
         traffic(work),
@@ -37,12 +40,24 @@ def show_answer(work: Trace, result: CapacityPlan) -> None:
     ]
     if any(answer.value is not None for answer in result.answers.values()):
         lines += console.table_lines(_table(result))
+    lines += [] if unshared is None else [without_reuse_line(unshared)]
     if draws := max((answer.draws for answer in result.answers.values()), default=0):
         lines.append(f"90% interval: from {counted(draws, 'draw')} of {result.drawn}")
     lines += [line for answer in result.answers.values() for line in _first_to_break(answer)]
     notes = [note for note in (result.rejects, *result.notes) if note]
     took = f"{console.seconds(result.wall_s)}, {counted(result.replays, 'replay')}"
     show_block(lines, notes, took, more=assumed(scenario))
+
+
+def without_reuse_line(result: CapacityPlan) -> str:
+    """The other end of what an assumed reuse brackets."""
+    most = [
+        f"{_TITLES[answer.kind]} {'none' if answer.value is None else _number(answer.value)}"
+        for answer in result.answers.values()
+    ]
+    need = result.replicas
+    taken = "" if need is None else f": take {counted(need.count, 'replica')}"
+    return f"without reuse{taken}; {', '.join(most)}"
 
 
 def _buy(result: CapacityPlan) -> list[str]:

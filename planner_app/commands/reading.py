@@ -52,6 +52,13 @@ class LoadOptions(ReadOptions):
         description="scale arrival times to this many requests per second: all requests of the sessions that "
         "start in a second, as plan counts the trace's own; think times stay; not with --speedup",
     )
+    assume_reuse: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="of a trace of lengths alone, the share of prompt tokens found in the cache; replay and "
+        "plan say what comes without it too",
+    )
 
 
 class BlockReadOptions(ReadOptions):

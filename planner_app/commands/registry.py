@@ -57,6 +57,7 @@ class _Lazy(TyperGroup):
 def load(name: str) -> Any:
     """The click command called `name`."""
     from pagecast.planner_app.commands.bounds import bound_numbers
+    from pagecast.planner_app.commands.given_twice import refuse_twice
 
     place = COMMANDS[name]
     target = getattr(import_module(f"pagecast.planner_app.commands.{place.module}"), place.attribute)
@@ -64,7 +65,7 @@ def load(name: str) -> Any:
         alone = _typer()
         alone.command(name)(target)
         target = alone
-    return bound_numbers(get_command(target))
+    return refuse_twice(bound_numbers(get_command(target)))
 
 
 def _typer(**options: Any) -> typer.Typer:

@@ -15,7 +15,7 @@ from pagecast.planner_app.commands.field_options import with_options
 from pagecast.planner_app.commands.fleet_options import FleetOptions
 from pagecast.planner_app.commands.ignored_options import refuse_options, refuse_without_draws
 from pagecast.planner_app.commands.output import Reported
-from pagecast.planner_app.commands.replay_view import show, show_answer
+from pagecast.planner_app.commands.replay_view import show, show_answer, without_reuse_line
 from pagecast.planner_app.commands.scenario_options import (
     GivenScenario,
     WorkArguments,
@@ -33,6 +33,7 @@ from pagecast.sim.replay.replicates import Spread, Study, few_draws, summary_fig
 from pagecast.sim.replay.resample import redrawn, resample
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
+from pagecast.traces.shared_prefix import without_reuse
 from pagecast.traces.write import replacing
 from pydantic import BeforeValidator, Field
 
@@ -112,6 +113,9 @@ def replay_command(
     result = replace(result, summary=summary, notes=(*_unused(work, scenario), *result.notes))
     if ask.out is not None:
         _write_summary(ask.out, summary)
+    unshared = None
+    if work.assumed_reuse is not None and not fleet.any:
+        unshared = replay(without_reuse(work), scenario, keep_steps=False)
     spread, varied, interrupted = None, None, False
     try:
         if drawn.replicates:
@@ -135,12 +139,15 @@ def replay_command(
         if spread is not None:
             variation = {"replicates": drawn.replicates, "workload": words}
             body = {**with_intervals(result.summary, spread), "intervals": variation}
-        console.print_json({**body, "notes": sentences(result.notes)})
+        other = {} if unshared is None else {"without_reuse": unshared.summary}
+        console.print_json({**body, **other, "notes": sentences(result.notes)})
     else:
         if output.explain:
-            show(result, ask.out, spread)
+            show(work, result, ask.out, spread)
+            if unshared is not None:
+                console.out.print(without_reuse_line(unshared), soft_wrap=True)
         else:
-            show_answer(work, result, spread)
+            show_answer(work, result, spread, unshared)
         if fleet.any and output.explain:
             from pagecast.planner_app.commands.fleet_replay import show_replicas
 

@@ -24,6 +24,7 @@ _OF_ALL = (
     *("requests", "rejected", "output", "prefix hits", "prompt tokens"),
     *("KV cache", "sequence", "pressure", "steps"),
 )
+_UNKNOWN_REUSE = "unknown, for the trace has no contents (counted as none: --assume-reuse)"
 _FEWER = ("mean", "p50", "p99")  # statistics that have room beside their intervals
 
 
@@ -31,17 +32,22 @@ def show_answer(
     work: Trace,
     result: Result,
     spread: Spread | None = None,
+    unshared: Result | None = None,
 ) -> None:
-    """Prints how the trace was served, how long requests took, what was reused, and what that rests on."""
+    """Prints how the trace was served, how long requests took, what was reused, and what that rests on.
+
+    `unshared`: the same without the reuse that was assumed.
+    """
     s, scenario = result.summary, result.scenario
     facts = _fact_rows(s, scenario.tensor_parallel_size)
     reuse = f"{s['token_hit_rate']:.1%} of eligible prompt tokens"
     if work.lengths_only:
-        reuse = "unknown, for the trace has lengths alone (counted as 0)"
+        reuse = _UNKNOWN_REUSE
     lines = [
         traffic(work),
         f"on {_place(result)} with {scenario.model}: {_served(s)}",
         *console.table_lines(_latencies(s, spread)),
+        *([] if unshared is None else [without_reuse_line(unshared)]),
         *(f"{title}: {text}" for title, text in facts if title == "rejected"),
         f"prefix reuse: {reuse}; output {s['output_tokens_per_s']:,.0f} tokens/s",
         f"KV cache: {_kv_cache(s)}, {counted(s['preemptions'], 'preemption')}",
@@ -51,6 +57,16 @@ def show_answer(
         facts.append(("router", f"{fleet['router']}; {even}"))
     more = [step_times(scenario, scenario.step_costs()), *_of_some(facts), rules(scenario)]
     show_block(lines, beside_step_times(result.notes), console.seconds(s["wall_s"]), more=more)
+
+
+def without_reuse_line(result: Result) -> str:
+    """The other end of what an assumed reuse brackets."""
+    s = result.summary
+    times = ", ".join(
+        f"{title} {console.seconds(s[key]['mean'])} (p99 {console.seconds(s[key]['p99'])})"
+        for title, key in _LATENCIES
+    )
+    return f"without reuse: {times}"
 
 
 def _of_some(facts: list[tuple[str, str]]) -> list[str]:
@@ -93,7 +109,7 @@ def _latencies(s: dict[str, Any], spread: Spread | None) -> Table:
     return table
 
 
-def show(result: Result, out: Path | None, spread: Spread | None = None) -> None:
+def show(work: Trace, result: Result, out: Path | None, spread: Spread | None = None) -> None:
     """Prints a result as tables, with its intervals, and what the figures mean and how far to trust them."""
     s, scenario = result.summary, result.scenario
     if fleet := s.get("fleet"):
@@ -117,7 +133,10 @@ def show(result: Result, out: Path | None, spread: Spread | None = None) -> None
             values = (bounds.get(f"{key}.{statistic}") for statistic in STATISTICS)
             table.add_row(f"  {side}", *(console.seconds(value) for value in values), style="dim")
     console.out.print(table)
-    console.out.print(_facts(s, scenario.tensor_parallel_size))
+    facts = _fact_rows(s, scenario.tensor_parallel_size)
+    if work.lengths_only:
+        facts = [(title, _UNKNOWN_REUSE if title == "prefix hits" else text) for title, text in facts]
+    console.out.print(_facts(facts))
     for note in result.notes:
         console.out.print(f"note: {sentence(note)}", soft_wrap=True, markup=False)
     written = f"; written to {out}" if out else ""
@@ -143,11 +162,11 @@ def _rows(result: Result) -> list[tuple[str, str]]:
     return rows + (sides if telling(result.requests) else [])
 
 
-def _facts(s: dict[str, Any], gpus: int) -> Table:
+def _facts(facts: list[tuple[str, str]]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column("", no_wrap=True)
     table.add_column("", overflow="fold")
-    for title, text in _fact_rows(s, gpus):
+    for title, text in facts:
         table.add_row(title, text)
     return table
 

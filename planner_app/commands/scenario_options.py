@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,11 +31,13 @@ from pagecast.planner_app.commands.load_options import load_options
 from pagecast.planner_app.commands.reading import LoadOptions, read_with_progress
 from pagecast.planner_app.planner.load_fields import load_fields, make_load
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.note import Caution
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.bundled import sample_names
 from pagecast.traces.load import Load
 from pagecast.traces.operations import scale
 from pagecast.traces.schema import Trace
+from pagecast.traces.shared_prefix import assume_reuse
 
 if TYPE_CHECKING:
     from pagecast.planner_app.launch.launch import Launch
@@ -175,7 +177,7 @@ def started(arguments: GivenScenario, *, measured: bool = True) -> tuple[Scenari
         scenario = Scenario.load(arguments.scenario, **fields)
     else:
         scenario = Scenario.make(fields, starts[-1].where if starts else "options")
-    notes = [note for start in starts for note in start.notes]
+    notes = [*_replaced(starts, arguments.fields), *(note for start in starts for note in start.notes)]
     if log is None:
         return scenario, tuple(notes)
     if arguments.scenario is None and "model" not in fields:
@@ -186,6 +188,21 @@ def started(arguments: GivenScenario, *, measured: bool = True) -> tuple[Scenari
     notes += log.compared(scenario)
     own = "num_gpu_blocks" in arguments.fields or not measured
     return scenario if own else with_blocks, tuple(notes)
+
+
+def _replaced(starts: Sequence[Launch | StartupLog], fields: Mapping[str, Any]) -> list[Caution]:
+    """A note for each start on its fields that are given other values beside it, which win."""
+    notes = []
+    for start in starts:
+        options = {name: f"--{name.replace('_', '-')}" for name in fields}
+        changed = [
+            f"{options[name]} {start.fields[name]} (here {value})"
+            for name, value in fields.items()
+            if name in start.fields and start.fields[name] != value
+        ]
+        if changed:
+            notes.append(Caution(f"{start.where}: not as it is started: {', '.join(changed)}"))
+    return notes
 
 
 def load(
@@ -252,6 +269,8 @@ def _read(
     if rate is not None and speedup != 1:
         raise BadInput(f"--rate {rate:g} and --speedup {speedup:g} both set the load; give one of them")
     trace = read_with_progress(name, options, seed=scenario.seed)
+    if options.assume_reuse is not None:
+        trace = assume_reuse(trace, options.assume_reuse, block_tokens=scenario.block_tokens)
     if rate is not None:
         trace = (reach or _at_rate)(trace, rate)
     elif speedup != 1:

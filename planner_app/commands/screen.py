@@ -55,6 +55,11 @@ def show_notes(notes: Iterable[str]) -> None:
         console.out.print(part, soft_wrap=True)
 
 
+def room_below(lines: Sequence[str]) -> int:
+    """How many more lines an answer has room for."""
+    return LINES - 1 - sum(len(folded(line)) for line in lines)
+
+
 def table_rows(table: Table) -> list[str]:
     """The lines of a table, of at most `COLUMNS`.
 

@@ -14,7 +14,7 @@ from pagecast.planner_app.commands.scenario_options import (
     WorkArguments,
     load,
 )
-from pagecast.planner_app.commands.screen import show_block, table_rows
+from pagecast.planner_app.commands.screen import room_below, show_block, table_rows
 from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.traffic import traffic
 from pagecast.planner_app.planner.tune.options import BlockSizeOptions, TuneOptions
@@ -127,7 +127,7 @@ def show_answer(work: Trace, tuned: TuneResult) -> None:
         traffic(work),
         f"on {place}; {_loads(tuned)}",
     ]
-    header, rows = shortest(tuned, _MOST_ROWS)
+    header, rows = shortest(tuned, min(_MOST_ROWS, room_below(lines) - 1))
     if rows:
         lines += table_rows(_table(header, rows))
     more = [step_times(scenario, scenario.step_costs()), *filter(None, [cannot_run(tuned)]), rules(scenario)]

@@ -141,8 +141,8 @@ def _with_files(start: Start, given: Given, folder: Path) -> Given:
         fields, where = read_mapping(path, f"it is the --config of {start.where}"), str(path)
     read = from_mapping("trtllm-yaml" if start.engine == "trtllm" else start.engine, fields, where)
     if start.engine == "trtllm":
-        return Given(given.values | read.values, given.positional)
-    return Given(read.values | given.values, given.positional)
+        return replace(given, values=given.values | read.values)
+    return replace(given, values=read.values | given.values)
 
 
 def _fields(text: str, name: str) -> dict[str, Any]:

@@ -58,10 +58,20 @@ class EngineOption:
 
 @dataclass
 class Given:
-    """What a command line gives: values by option, and words that are no options'."""
+    """What a command line gives: values by option, and words that are no options'.
+
+    `replaced`: values that a later one of the same option replaces, as in the engine's parser.
+    """
 
     values: dict[EngineOption, Any] = field(default_factory=dict)
     positional: list[str] = field(default_factory=list)
+    replaced: list[tuple[EngineOption, Any]] = field(default_factory=list)
+
+    def give(self, option: EngineOption, value: Any) -> None:
+        """Sets a value, in place of one that was given before."""
+        if option in self.values and self.values[option] != value:
+            self.replaced.append((option, self.values[option]))
+        self.values[option] = value
 
 
 @cache
@@ -138,7 +148,7 @@ def parse(engine: str, words: Sequence[str], where: str) -> Given:
                 raise BadInput(
                     f"{where}: {word}: {name} takes no value; write {name} or --no-{name.lstrip('-')}"
                 )
-            given.values[option] = on
+            given.give(option, on)
             continue
         taken = [value] if equals else _taken(rest, option.kind)
         if not taken and option.kind == "value":
@@ -163,7 +173,7 @@ def _is_option(word: str) -> bool:
 def _give(given: Given, option: EngineOption, inner: str, taken: list[str]) -> None:
     """Sets a value; `inner` is the path of a field of a JSON value, written one by one."""
     if not inner:
-        given.values[option] = taken if option.kind == "list" else taken[0] if taken else True
+        given.give(option, taken if option.kind == "list" else taken[0] if taken else True)
         return
     fields = given.values.setdefault(option, {})
     *parents, last = inner.split(".")

@@ -39,6 +39,9 @@ class Reading:
     def follow(self) -> None:
         """Makes fields of the options that stand for one, and a note of those that are not modelled."""
         left_out = []
+        for option, before in self.given.replaced:
+            last = _shown(option, self.given.values[option])
+            self.caution(f"{_shown(option, before)} is given before {last}, which replaces it in the engine")
         for option, value in self.given.values.items():
             if option.kept == "followed" and option.detail != "-":
                 self.fields[option.detail] = self.typed(option, value, option.detail)

@@ -9,14 +9,16 @@ from pagecast.traces.schema import Trace
 
 
 def traffic(trace: Trace, *, paced: bool = True) -> str:
-    """`chat: 2,000 requests at 16.4/s, prompts 2,194 tokens on average, outputs 202`.
+    """`chat: 2,000 requests at 16.6/s, mean prompt 2,194 tokens, output 202`.
 
     The rate is the one that `plan` counts: all requests of the sessions that start in a second. With a limit
     on requests at a time there is none. `paced`: arrivals or such a limit set the pace, and are told.
     """
     prompt, output = (trace.integers(name).mean() for name in ("input_tokens", "output_tokens"))
     requests = f"{counted(len(trace), 'request')}{_pace(trace) if paced else ''}"
-    text = f"{trace.name}: {requests}, prompts {prompt:,.0f} tokens on average, outputs {output:,.0f}"
+    text = f"{trace.name}: {requests}, mean prompt {prompt:,.0f} tokens, output {output:,.0f}"
+    if trace.assumed_reuse is not None:
+        return f"{text}; no contents: {trace.assumed_reuse:.0%} reuse assumed"
     return f"{text}; no contents: reuse unknown" if trace.lengths_only else text
 
 

@@ -289,10 +289,11 @@ def _reason(
 ) -> str:
     row, value = rows[choice], shown(rows[choice][knob])
     most = "largest" if thrifty_is_more else "smallest"
-    admits = row.get(ADMITS.figure)
+    admits, hits = row.get(ADMITS.figure), row[HITS.figure]
     targets = (
         ("" if admits is None or admits != admits else f"{counted(int(admits), 'user')} admitted, ")
-        + f"{row['reused_prefix_tokens']:,.0f} hit tokens, mean TTFT {seconds(row['ttft_mean_s'])}, room for "
+        + ("" if hits is None or hits != hits else f"{hits:,.0f} hit tokens, ")
+        + f"mean TTFT {seconds(row['ttft_mean_s'])}, room for "
         f"{row['static_concurrency']:,.0f} requests at once"
     )
     text = f"{knob} {value}, the {most} value as good as the best: {targets}."

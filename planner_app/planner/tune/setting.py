@@ -27,6 +27,7 @@ TABLES = (
     "lookup_blocks",
     "lookup_s",
 )
+REUSE = ("reused_prefix_tokens", "token_hit_rate")  # which lengths alone do not tell
 WAITING = 4  # users for each request that may run, at most
 
 
@@ -59,12 +60,14 @@ class Tuning:
             return {"reason": str(error)}
         verdict = self.level.verdict(result)
         room = envelope(self.trace, scenario, self.level)
+        unknown = dict.fromkeys(REUSE) if self.trace.lengths_only else {}
         return {
             "reason": "",
             "meets": verdict.holds and not result.summary["rejected"],
             **{term.text: term.value for term in verdict.terms},
             "kv_gib": scenario.layout().block_bytes * scenario.blocks() / GIB,
             **figures_of(result),
+            **unknown,
             **tables(result),
             "static_concurrency": room.concurrency,
             "static_limit": room.binding,

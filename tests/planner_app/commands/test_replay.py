@@ -293,7 +293,7 @@ def test_what_looks_like_markup_is_printed_as_it_stands(tmp_path, capsys):
     path.write_text("arrival_s,input_tokens,output_tokens\n0,100,5\n")
     code, out, _ = pagecast("replay", path, "--out", tmp_path / "o[", capsys=capsys)
     assert code == 0
-    assert out.startswith("a[bold]b:smile:: 1 request on")
+    assert out.startswith("a[bold]b:smile:: 1 request, mean prompt 100 tokens")
     assert str(tmp_path / "o[") in out
 
 

@@ -19,7 +19,7 @@ def result() -> Result:
 
 
 def line_of(title: str, result: Result, capsys: pytest.CaptureFixture[str], **figures: Any) -> str:
-    show(replace(result, summary={**result.summary, **figures}), None)
+    show(read("chat", limit=5), replace(result, summary={**result.summary, **figures}), None)
     text = capsys.readouterr().out
     return " ".join(text[text.index(title) :].partition("\nreplayed in")[0].split())
 
