@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
 import numpy as np
 import torch
@@ -74,8 +75,13 @@ def choose(name: str, device: torch.device, block_size: int) -> str:
         return "triton" if device.type == "cuda" else "torch"
     if name not in BACKENDS:
         raise BadInput(f"attention backend {name!r} is not known; choose one of auto, {', '.join(BACKENDS)}")
+    if name == "triton" and device.type != "cuda" and os.environ.get("TRITON_INTERPRET") == "1":
+        return name  # the kernels in Triton's interpreter: slow, to look into them
     if name != "torch" and device.type != "cuda":
-        raise CannotRunHere(f"attention backend {name} needs a CUDA GPU; choose torch, which needs none")
+        slow = "; TRITON_INTERPRET=1 runs its kernels on the CPU, slowly" if name == "triton" else ""
+        raise CannotRunHere(
+            f"attention backend {name} needs a CUDA GPU; choose torch, which needs none{slow}"
+        )
     if name == "flash-attn":
         if importlib.util.find_spec("flash_attn") is None:
             raise CannotRunHere("attention backend flash-attn needs the package flash-attn 2.8 or later")

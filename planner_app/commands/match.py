@@ -371,10 +371,11 @@ def _explanation(found: Match) -> list[str]:
         if explained.near:
             lines.append(f"as likely: {'; '.join(one.words for one in explained.near)}")
     if not lines and explained.tried:
-        lines.append(
-            "no setting explains the difference; with step costs corrected a request is off by "
-            f"{explained.distance:.1%}, not {explained.stated:.1%}"
+        left, whole = f"{explained.distance:.1%}", f"{explained.stated:.1%}"
+        corrected = (
+            "" if left == whole else f"; with step costs corrected a request is off by {left}, not {whole}"
         )
+        lines.append(f"no setting explains the difference{corrected or f', {whole} a request'}")
         lines.append(f"the setting that comes closest: {explained.tried[0].words}")
     if not lines:
         lines.append(f"the difference ({explained.stated:.1%} a request) needs no explanation")

@@ -89,12 +89,15 @@ def test_padded_steps_with_prompts_serve_the_same_tokens(model_of: Any, engine_o
     assert sizes[-1] == (32, 0)
 
 
-def test_what_a_backend_cannot_do_is_said_at_the_start() -> None:
+def test_what_a_backend_cannot_do_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
     assert attention.choose("auto", cpu, 16) == "torch"
     assert attention.choose("auto", gpu, 16) == "triton"
     with pytest.raises(CannotRunHere, match="needs a CUDA GPU"):
         attention.choose("triton", cpu, 16)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert attention.choose("triton", cpu, 16) == "triton"
     with pytest.raises(BadInput, match="choose one of auto, triton, flash-attn, torch"):
         attention.choose("flashinfer", cpu, 16)
 

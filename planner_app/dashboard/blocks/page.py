@@ -31,11 +31,12 @@ _payloads = Results(most=6)
 
 
 def render() -> None:
-    """Draws the page."""
+    """Draws the page: by hand at first, or the replay where the link names a place in it."""
+    of_replay = {"frame", _BLOCK} & {*st.query_params} and "sandbox" not in st.query_params
     mode = st.segmented_control(
         "What to watch",
-        [_PLAY, _HAND],
-        default=_PLAY,
+        [_HAND, _PLAY],
+        default=_PLAY if of_replay else _HAND,
         key="watch",
         required=True,
         bind="query-params",

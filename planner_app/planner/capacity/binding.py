@@ -16,7 +16,7 @@ with 5% more load than the answer, where more than half was used.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
@@ -46,6 +46,7 @@ TWICE = {
 }
 SETTINGS = {"batch size": "max_num_seqs", "token budget": "max_num_batched_tokens"}
 _HELPS = 0.9  # doubling a limit helps where the worst excess falls below this share of the excess without
+_LESS = {2: "half", 4: "half or a quarter of"}  # parts of a setting that are tried, in turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ class Binding:
     `limit` is "nothing" where the terms hold at that load too.
     `full` has shares of the settled time: `batch`: `max_num_seqs` requests ran; `budget`: a step used its
     whole token budget; `kv`: requests waited for neither of these, so for KV blocks. `kv_used` is the mean
-    share of KV blocks in use. `halves`: the settings half of which would take 5% more load than the answer.
+    share of KV blocks in use. `parts`: settings of which less would take 5% more load than the answer, and by
+    what the least that does is divided, 2 or 4.
     """
 
     limit: str
@@ -83,7 +85,7 @@ class Binding:
     without: LimitTest
     helped: tuple[LimitTest, ...]
     full: dict[str, float]
-    halves: tuple[str, ...] = ()
+    parts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def why(self) -> str:
@@ -115,9 +117,9 @@ class Binding:
 
     @property
     def less(self) -> str:
-        """A clause on settings half of which is better; empty where none is."""
-        halves = " or ".join(f"half {name}" for name in self.halves)
-        return f"; {halves} takes 5% more than now" if halves else ""
+        """A clause on settings of which less is better; empty where none is."""
+        less = " or ".join(f"{_LESS[part]} {name}" for name, part in self.parts.items())
+        return f"; {less} takes 5% more than now" if less else ""
 
     def to_dict(self) -> dict[str, Any]:
         """As printed in JSON."""
@@ -131,7 +133,8 @@ class Binding:
             "excess": self.without.excess,
             "with_twice": helped,
             "full": self.full,
-            "half_takes_more": list(self.halves),
+            "half_takes_more": list(self.parts),
+            "quarter_takes_more": [name for name, part in self.parts.items() if part == max(_LESS)],
             "why": self.why,
         }
 
@@ -187,16 +190,22 @@ def press(
     )
 
 
-def half_holds(question: CapacityQuestion, load: Load, setting: str) -> bool:
-    """Whether the SLO holds with half of a setting; not where the engine does not start with it."""
-    try:
-        scenario = question.scenario.changed(
-            num_gpu_blocks=question.scenario.blocks(), **{setting: getattr(question.scenario, setting) // 2}
-        )
-        halved = replace(question, scenario=scenario)
-        return halved.judge(load, halved.serve(load)).holds
-    except BadInput:
-        return False
+def least_part(question: CapacityQuestion, load: Load, setting: str) -> int:
+    """By what a setting can be divided so that the SLO holds: 2, or 4 as well; 0 where half is too little.
+
+    A part with which the engine does not start is too little.
+    """
+    least, own = 0, question.scenario
+    for part in _LESS:
+        try:
+            scenario = own.changed(num_gpu_blocks=own.blocks(), **{setting: getattr(own, setting) // part})
+            lower = replace(question, scenario=scenario)
+            if not lower.judge(load, lower.serve(load)).holds:
+                break
+        except BadInput:
+            break
+        least = part
+    return least
 
 
 def bound(
@@ -204,7 +213,7 @@ def bound(
     load: Load,
     as_it_is: Pressure,
     pressed: Sequence[Pressure],
-    halves: Sequence[str] = (),
+    parts: Mapping[str, int] | None = None,
 ) -> Binding:
     """The limit that binds, from a replay as it is and those with twice of what was used up."""
     judged = as_it_is.judged
@@ -212,7 +221,7 @@ def bound(
     without = _test(as_it_is, judged)
     helped = tuple(_test(by_limit.get(limit, replace(as_it_is, limit=limit)), judged) for limit in LIMITS)
     amount = load.amount * question.rate if load.kind == "rate" else load.amount
-    return Binding(_choose(without, helped), amount, without, helped, as_it_is.full, tuple(halves))
+    return Binding(_choose(without, helped), amount, without, helped, as_it_is.full, parts or {})
 
 
 def beyond(load: Load, most_users: int, times: float = BEYOND) -> Load:

@@ -27,7 +27,7 @@ from pagecast.planner_app.planner.capacity.binding import (
     Pressure,
     beyond,
     bound,
-    half_holds,
+    least_part,
     press,
 )
 from pagecast.planner_app.planner.capacity.bisection import (
@@ -65,7 +65,7 @@ class _Twice:
 
 
 Task = Ask | Load | _Twice | _Half  # a search, a replay as it is, or one with more or less of something
-Found = LoadSearch | Pressure | bool
+Found = LoadSearch | Pressure | int
 Tell = Callable[[int], None]  # called with replays done, about
 
 
@@ -255,8 +255,12 @@ class Study:
             return None
         found = {task: self._found[of, task] for of, task in wanted}
         pressed = [each for each in found.values() if isinstance(each, Pressure)]
-        halves = [task.setting for task, holds in found.items() if isinstance(task, _Half) and holds]
-        return bound(self.question, self._load(kind, BEYOND), as_it_is, pressed, halves)
+        parts = {
+            task.setting: part
+            for task, part in found.items()
+            if isinstance(task, _Half) and isinstance(part, int) and part
+        }
+        return bound(self.question, self._load(kind, BEYOND), as_it_is, pressed, parts)
 
     def _draw_asks(self, kind: LoadKind) -> list[tuple[LoadKind, Task]]:
         """A search of each draw, from the answer."""
@@ -306,7 +310,7 @@ def _do(question: CapacityQuestion, task: Task) -> Found:
     if isinstance(task, Ask):
         return question.search(task)
     if isinstance(task, _Half):
-        return half_holds(question, task.load, task.setting)
+        return least_part(question, task.load, task.setting)
     if isinstance(task, Load):
         return press(question, task)
     return press(question, task.load, task.limit, task.judged)

@@ -26,7 +26,7 @@ from streamlit.testing.v1 import AppTest
 
 pytestmark = pytest.mark.usefixtures("components_searched_once")
 _RUN = Path(__file__).parents[2] / "engine/recorded/h200c-qwen3-8b-chat-async"
-_HAND = {"watch": "By hand"}
+_HAND, _REPLAY = {"watch": "By hand"}, {"watch": "A replay"}
 
 
 def blocks_script() -> None:
@@ -195,7 +195,7 @@ def test_a_frame_or_block_that_is_not_there_does_no_harm():
 
 def test_a_long_replay_comes_in_parts(monkeypatch):
     monkeypatch.setattr(blocks_page, "MOST_REQUESTS", 20)
-    test = until(opened(blocks_script), grid)
+    test = until(opened(blocks_script, **_REPLAY), grid)
     assert any("first 20 of 60" in caption.value for caption in test.caption)
     assert sum(" finished " in line for line in grid(test)["log"]) == 20
 
@@ -284,7 +284,7 @@ def where(page: Any) -> str:
 
 
 def test_the_block_view_plays_steps_and_tells_of_a_block(visit: Visit) -> None:
-    page = visit("/blocks?requests=60&gpu=L4&max_model_len=8192")
+    page = visit("/blocks?watch=A+replay&requests=60&gpu=L4&max_model_len=8192")
     page.locator(".pool .where").wait_for(timeout=60_000)
     first = where(page)
     assert first.startswith("Step 0,") and "free" in page.locator(".legend").inner_text()

@@ -1,7 +1,10 @@
 """The sentence on the limit that binds: the distance from the level, and which cures help."""
 
+from types import SimpleNamespace
+
 import pytest
 from pagecast.planner_app.planner.capacity import binding as module
+from pagecast.planner_app.planner.capacity.admitted import question_of
 from pagecast.planner_app.planner.capacity.binding import LIMITS, Binding, LimitTest, _choose
 from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion
 from pagecast.planner_app.planner.capacity.options import PlanOptions
@@ -135,3 +138,18 @@ def test_a_replay_that_stops_for_one_term_does_not_lose_another():
     assert stopped.stopped
     assert not stopped.holds(frozenset({"tpot_p95<5ms"}))
     assert "ttft_p99<60s" not in {term.text for term in stopped.terms if not term.holds}
+
+
+@pytest.mark.parametrize(("least", "part"), [(65, 0), (64, 2), (33, 2), (32, 4), (1, 4)])
+def test_a_quarter_of_a_setting_is_tried_where_half_is_enough(least, part, monkeypatch):
+    asked = []
+
+    def judge(self, load, replay):
+        asked.append(self.scenario.max_num_seqs)
+        return SimpleNamespace(holds=asked[-1] >= least)
+
+    monkeypatch.setattr(CapacityQuestion, "serve", lambda self, load: None)
+    monkeypatch.setattr(CapacityQuestion, "judge", judge)
+    question = question_of(read("chat", limit=5), Scenario(max_num_seqs=128), PlanOptions(slo="ttft_p99<9s"))
+    assert module.least_part(question, Load("rate", 1.0), "max_num_seqs") == part
+    assert asked == ([64] if least > 64 else [64, 32])
