@@ -1,4 +1,4 @@
-"""Options that are given two values: refused, where a parser would take the last without a word."""
+"""Options that are given two values under two names: a parser would take the last without a word."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pagecast.sim.core.errors import BadInput
 
 
 def refuse_twice(command: Any) -> Any:
-    """The click command, or group of commands, that refuses an option with two values.
+    """The click command, or group of commands, that refuses an option with two values under two names.
 
-    An option may be given twice where it takes several values, or where the values are equal: by one of its
-    names (`--num-gpu-blocks`, `--num-gpu-blocks-override`), two of them, or as `--x` and `--no-x`.
+    These are `--num-gpu-blocks` and `--num-gpu-blocks-override`, or `--x` and `--no-x`. Under one name the
+    last wins, as in any command that is made of a fixed part and changes to it.
     """
     for part in getattr(command, "commands", {}).values():
         refuse_twice(part)
@@ -37,13 +37,14 @@ def _check(parameters: Sequence[Any], arguments: Sequence[str]) -> None:
         for name in (*each.opts, *each.secondary_opts)
         if name.startswith("-") and not each.multiple and each.nargs == 1
     }
-    first: dict[str, tuple[str, str]] = {}  # written and value, by parameter
+    last: dict[str, dict[str, str]] = {}  # of each parameter, the values by the names given
     for name, value in _given(options, arguments):
-        written = f"{name} {value}" if value else name
-        meant = value or str(name in options[name].opts)
-        before, was = first.setdefault(options[name].name, (written, meant))
-        if was != meant:
-            raise BadInput(f"{before} and {written} set the same option: leave one of them out")
+        last.setdefault(options[name].name, {})[name] = value
+    for names in last.values():
+        meant = {value or str(name in options[name].opts) for name, value in names.items()}
+        if len(meant) > 1:
+            written = " and ".join(f"{name} {value}".rstrip() for name, value in names.items())
+            raise BadInput(f"{written} set the same option: leave one of them out")
 
 
 def _given(options: dict[str, Any], arguments: Sequence[str]) -> Iterator[tuple[str, str]]:

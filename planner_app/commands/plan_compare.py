@@ -73,11 +73,11 @@ def _show(
     lines = [traffic(work)]
     if len(rows) < count:
         lines.append(f"interrupted: {len(rows)} of {count} servers were planned for")
-    best_of = f"of {console.counted(count, 'server')} for SLO {ask.slo}"
+    servers = console.counted(count, "server")
     if winner is None:
-        lines.append(f"no server keeps the SLO, {best_of}")
+        lines.append(f"none of {servers} keeps SLO {ask.slo}")
     else:
-        lines.append(f"cheapest {best_of}: {_setting(winner)}{_cost(winner)}")
+        lines.append(f"cheapest of {servers} for SLO {ask.slo}: {_setting(winner)}{_cost(winner)}")
     plans = [row for row in ordered if row.plan is not None]
     most = len(ordered) if explain else min(_MOST_ROWS, room_below(lines) - 2)
     lines += table_rows(_table(plans[:most])) if plans else []

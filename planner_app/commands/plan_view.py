@@ -41,12 +41,17 @@ def show_answer(work: Trace, result: CapacityPlan, unshared: CapacityPlan | None
     if any(answer.value is not None for answer in result.answers.values()):
         lines += console.table_lines(_table(result))
     lines += [] if unshared is None else [without_reuse_line(unshared)]
-    if draws := max((answer.draws for answer in result.answers.values()), default=0):
-        lines.append(f"90% interval: from {counted(draws, 'draw')} of {result.drawn}")
+    lines += _drawn(result)
     lines += [line for answer in result.answers.values() for line in _first_to_break(answer)]
     notes = [note for note in (result.rejects, *result.notes) if note]
     took = f"{console.seconds(result.wall_s)}, {counted(result.replays, 'replay')}"
     show_block(lines, notes, took, more=assumed(scenario))
+
+
+def _drawn(result: CapacityPlan) -> list[str]:
+    """What the intervals are of."""
+    draws = max((answer.draws for answer in result.answers.values()), default=0)
+    return [f"90% interval: from {counted(draws, 'draw')} of {result.drawn}"] if draws else []
 
 
 def without_reuse_line(result: CapacityPlan) -> str:
@@ -128,6 +133,8 @@ def show(result: CapacityPlan) -> None:
         console.out.print(result.rejects, soft_wrap=True)
     if any(answer.value is not None for answer in result.answers.values()):
         console.out.print(_table(result))
+        for line in _drawn(result):
+            console.out.print(line, soft_wrap=True)
     if result.replicas is not None:
         spread = "if sessions are spread evenly and each keeps to its replica"
         console.out.print(f"replicas: {result.replicas.sentence}, {spread}", soft_wrap=True)
