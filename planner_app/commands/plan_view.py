@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from pagecast.planner_app import console
-from pagecast.planner_app.commands.screen import show_block
+from pagecast.planner_app.commands.screen import folded, room_below, show_block
 from pagecast.planner_app.planner.traffic import traffic
 from pagecast.planner_app.wording.assumed import assumed
 from pagecast.planner_app.wording.costs_name import costs_name
@@ -45,7 +45,11 @@ def show_answer(work: Trace, result: CapacityPlan, unshared: CapacityPlan | None
     lines += [line for answer in result.answers.values() for line in _first_to_break(answer)]
     notes = [note for note in (result.rejects, *result.notes) if note]
     took = f"{console.seconds(result.wall_s)}, {counted(result.replays, 'replay')}"
-    show_block(lines, notes, took, more=assumed(scenario))
+    trust, rules = assumed(scenario)
+    if room_below(lines) < len(folded(trust)):  # what breaks last is told by --explain then
+        lines.insert(len(lines) - 1, trust)
+        trust = ""
+    show_block(lines, notes, took, more=[*filter(None, [trust]), rules])
 
 
 def _drawn(result: CapacityPlan) -> list[str]:
