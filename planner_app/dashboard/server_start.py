@@ -25,8 +25,6 @@ _SWITCH_S = 0.001  # a replay in one session lets the pages of the others throug
 _FIRST_PAGE = (
     "pagecast.planner_app.dashboard.app",
     "pagecast.planner_app.dashboard.what_if.page",
-    "plotly.graph_objects",
-    "plotly.graph_objs._figure",
     "pyarrow",
 )
 
@@ -109,7 +107,7 @@ def _bind(host: str, port: int) -> None:
 
 
 def _warm() -> None:
-    """Imports the first page and replays what it shows, while a browser is still loading the app's code."""
+    """Imports the first page, replays what it shows and begins what it asks, while a browser is loading."""
     from pagecast.planner_app.dashboard.shell.jobs import keep_ready
 
     keep_ready()
@@ -120,9 +118,11 @@ def _warm() -> None:
         from pagecast.planner_app.dashboard.shell.view import PageView
         from pagecast.planner_app.dashboard.shell.workload import trace_of
         from pagecast.planner_app.dashboard.what_if.admissible import envelope_of
+        from pagecast.planner_app.dashboard.what_if.choices import begin_first
 
         view = PageView()
         trace = trace_of(view)
+        begin_first(view, trace)
         at_once(view, trace)
         envelope_of(view, trace)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import streamlit as st
@@ -37,29 +37,44 @@ class Card:
     advice: str = ""
 
 
-def show_cards(cards: list[Card]) -> None:
+@dataclass(frozen=True, slots=True)
+class LaterCard:
+    """A card that takes a while to make: the others are drawn before it."""
+
+    title: str
+    make: Callable[[], Card]
+
+
+def show_cards(cards: Sequence[Card | LaterCard]) -> None:
     """The cards side by side."""
     columns = st.columns([max(len(card.title), _LEAST_WIDTH) for card in cards])  # titles are not cut
-    for number, (column, card) in enumerate(zip(columns, cards, strict=True)):
-        with column, st.container(border=True, height="stretch"):
-            broken = any(not holds for _, holds in card.verdicts)
-            state = "pending" if card.pending else "broken" if broken else "card"
-            with st.container(key=f"{state}_{number}"):
-                st.metric(
-                    card.title,
-                    "–" if card.value is None else card.words(card.value),
-                    _change(card),
-                    delta_color=_color(card),
-                    help=card.help,
-                    delta_description=_against(card),
-                )
-            _interval(card, number)
-            if card.note:
-                st.caption(plain(card.note))
-            for term, holds in card.verdicts:
-                show_verdict(term, holds)
-            if card.advice:
-                st.markdown(f"**{plain(card.advice)}**")
+    frames = [column.container(border=True, height="stretch") for column in columns]
+    order = sorted(range(len(cards)), key=lambda number: isinstance(cards[number], LaterCard))
+    for number in order:
+        card = cards[number]
+        with frames[number]:
+            _show_card(card.make() if isinstance(card, LaterCard) else card, number)
+
+
+def _show_card(card: Card, number: int) -> None:
+    broken = any(not holds for _, holds in card.verdicts)
+    state = "pending" if card.pending else "broken" if broken else "card"
+    with st.container(key=f"{state}_{number}"):
+        st.metric(
+            card.title,
+            "–" if card.value is None else card.words(card.value),
+            _change(card),
+            delta_color=_color(card),
+            help=card.help,
+            delta_description=_against(card),
+        )
+    _interval(card, number)
+    if card.note:
+        st.caption(plain(card.note))
+    for term, holds in card.verdicts:
+        show_verdict(term, holds)
+    if card.advice:
+        st.markdown(f"**{plain(card.advice)}**")
 
 
 def show_verdict(term: str, holds: bool) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
-import plotly.graph_objects as go
 import streamlit as st
 from pagecast.planner_app.dashboard.shell.state import session
-from pagecast.planner_app.reports.style import caption_of, title_of
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>()#+\-.!|~$:&^=@])")
 # Its tool bar would lie on the legends of a phone, and before everything else for a keyboard.
@@ -31,6 +33,8 @@ def cost_words(name: str) -> str:
 
 def show_chart(figure: go.Figure, key: str) -> None:
     """A chart in a frame of its own."""
+    from pagecast.planner_app.reports.style import caption_of, title_of
+
     with st.container(border=True, height="stretch"):
         st.markdown(f"**{plain(title_of(figure))}**")
         title = figure.layout.xaxis.title.text or ""
@@ -41,6 +45,8 @@ def show_chart(figure: go.Figure, key: str) -> None:
 
 def show_charts(figures: Sequence[go.Figure], key: str) -> None:
     """Charts in two columns, row by row."""
+    from pagecast.planner_app.reports.style import title_of
+
     for first in range(0, len(figures), 2):
         for column, figure in zip(st.columns(2), figures[first : first + 2], strict=False):
             with column:

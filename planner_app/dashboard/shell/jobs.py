@@ -79,6 +79,19 @@ class Job:
         _stop(self._state)
 
 
+_begun: dict[Hashable, Job] = {}
+
+
+def begin(key: Hashable, function: Callable[..., Any], *arguments: Any) -> None:
+    """Begins a job that the first session is expected to ask for."""
+    _begun[key] = Job(key, function, *arguments)
+
+
+def take_begun(key: Hashable) -> Job | None:
+    """The job begun with a key, which is the caller's from now on; None where there is none."""
+    return _begun.pop(key, None)
+
+
 def _stop(state: _State) -> None:
     with state.lock:
         if not state.ended:
@@ -133,9 +146,10 @@ class _Ready:
         self._lock = threading.Lock()
 
     def keep(self, most: int) -> None:
-        """Keeps so many from now on."""
-        self._most = most
+        """Starts one, and keeps so many once that has done its work: the first page wants all cores."""
+        self._most = min(most, 1)
         self.fill()
+        self._most = most
 
     def fill(self) -> None:
         """Starts those that are missing."""

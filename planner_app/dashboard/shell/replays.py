@@ -62,7 +62,7 @@ def result_for(own: Session, view: PageView, trace: Trace, slot: str = "replay")
 
 def at_once(view: PageView, trace: Trace) -> Result:
     """The replay of a view, made here unless it is kept. Errors: BadInput."""
-    result: Result = _replays.make(view.key(), lambda: replay(trace, view.scenario()))
+    result: Result = _replays.make(view.key(), lambda: replay(trace, view.scenario(), room=True))
     return result
 
 
@@ -74,7 +74,11 @@ def _raise_error(own: Session, slot: str) -> None:
 
 def replay_job(trace: Trace, scenario: Scenario, *, progress: Any) -> Result:
     """A replay; `progress` gets the number of requests that have ended, and of all."""
-    return replay(trace, scenario, progress=lambda done: progress((done, len(trace), "requests replayed")))
+
+    def tell(done: int) -> None:
+        progress((done, len(trace), "requests replayed"))
+
+    return replay(trace, scenario, progress=tell, room=True)
 
 
 def spread_for(own: Session, view: PageView, trace: Trace) -> Spread | None:

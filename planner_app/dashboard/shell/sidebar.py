@@ -274,9 +274,26 @@ def _more(gpu: str) -> dict[str, Any]:
         typed_prices(values["prices"], gpu)
     except BadInput as error:
         st.error(plain(error))
-    with st.expander("More"):
-        values |= _looking(more_looks())
+    more = st.expander("More", on_change="rerun", key="more")
+    with more:
+        values |= _looking_at_given(more_looks(), all_shown=bool(more.open))
     return values
+
+
+def _looking_at_given(looks: dict[str, WidgetLook], *, all_shown: bool) -> dict[str, Any]:
+    """The fields of a part that is closed at first: until it is opened only those that differ from defaults.
+
+    Dozens of widgets that nobody sees keep a browser busy for longer than all others.
+    """
+    given = {
+        name
+        for name in looks
+        if all_shown
+        or name in st.query_params
+        or st.session_state.get(name, DEFAULTS[name]) != DEFAULTS[name]
+    }
+    values = {name: DEFAULTS[name] for name in looks if name not in given}
+    return values | _looking({name: look for name, look in looks.items() if name in given})
 
 
 def _looking(looks: dict[str, WidgetLook]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import streamlit as st
 import xxhash
-from pagecast.planner_app.dashboard.shell.jobs import Job, Results, results
+from pagecast.planner_app.dashboard.shell.jobs import Job, Results, results, take_begun
 from pagecast.planner_app.dashboard.shell.view import DEFAULTS, PageView
 from pagecast.sim.core.errors import BadInput
 
@@ -82,7 +82,7 @@ class Session:
         if job is None or job.key != key:
             if job is not None:
                 job.stop()
-            self.jobs[slot] = Job(key, function, *arguments, store=store)
+            self.jobs[slot] = take_begun(key) or Job(key, function, *arguments, store=store)
         return None
 
 

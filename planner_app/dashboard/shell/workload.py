@@ -43,12 +43,14 @@ def _build(view: PageView) -> Trace:
         raise BadInput("upload: give a trace file (this link shows one that only its sender has)")
     if view["trace"] == LOAD_TOOL:
         return view.load().trace(view["seed"])
-    trace = (
-        generated(view)
-        if view["trace"] == GENERATED
-        else read(f"sample:{view['trace']}", limit=view["requests"], seed=view["seed"])
-    )
-    return _sent(view, trace)
+    return _sent(view, generated(view) if view["trace"] == GENERATED else _sample(view))
+
+
+def _sample(view: PageView) -> Trace:
+    """A bundled trace as its file has it, which is read once for all rates."""
+    name, limit, seed = f"sample:{view['trace']}", view["requests"], view["seed"]
+    trace: Trace = traces.make((name, limit, seed), lambda: read(name, limit=limit, seed=seed))
+    return trace
 
 
 def keep(view: PageView, trace: Trace) -> Trace:

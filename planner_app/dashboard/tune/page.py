@@ -10,7 +10,7 @@ from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.dashboard.shell.workload import hits_of
 from pagecast.planner_app.dashboard.tune.charts import FIGURES, grid_map, hit_curve
 from pagecast.planner_app.dashboard.tune.searches import grid_for, tuned_for
-from pagecast.planner_app.dashboard.what_if.choices import SLOTS, ask_all, show_choices
+from pagecast.planner_app.dashboard.what_if.choices import FIRST, ask_all, show_choices
 from pagecast.planner_app.planner.tune.knobs import TuneResult
 from pagecast.planner_app.reports.sweep_charts import against_knob
 from pagecast.traces.schema import Trace
@@ -45,9 +45,9 @@ def _advice(own: Session, view: PageView, trace: Trace) -> None:
     """The cards of What-if, whose advice is that of `tune` with an SLO."""
     answers = ask_all(own, view, trace)
     show_choices(own, view, answers)
-    running = [slot for slot in answers if slot in own.jobs and own.jobs[slot].running]
+    running = [slot for slot in (FIRST, *answers) if slot in own.jobs and own.jobs[slot].running]
     if running:
-        show_progress(running[0], {**SLOTS, **{name: name for name in answers}}[running[0]])
+        show_progress(running[0], running[0])
 
 
 def _map(own: Session, view: PageView, trace: Trace) -> None:

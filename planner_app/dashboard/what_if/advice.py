@@ -30,6 +30,8 @@ def lost_hits(view: PageView, trace: Trace, result: Result) -> float | None:
     """
     if not result.summary["evicted_blocks"] or not result.scenario.layout().plain:
         return None
+    if result.room is not None and result.room.enough_blocks:
+        return 0.0
     reuse = hits_of(view, trace)
     return float(reuse.infinite - reuse.ratio(result.summary["num_gpu_blocks"]))
 

@@ -7,14 +7,16 @@ from typing import cast
 
 import streamlit as st
 from pagecast.planner_app.dashboard.shell.elements import again, plain, progress_of
+from pagecast.planner_app.dashboard.shell.jobs import begin, results
 from pagecast.planner_app.dashboard.shell.state import Session, show
 from pagecast.planner_app.dashboard.shell.view import PageView
-from pagecast.planner_app.dashboard.what_if.choice_job import choice_job
+from pagecast.planner_app.dashboard.what_if.choice_job import Answer, first_choices, lasting_choice
 from pagecast.planner_app.planner.tune.choice import BLOCK_SIZE, HBM, Choice
 from pagecast.planner_app.planner.tune.worth import shown, worth
 from pagecast.traces.schema import Trace
 
 SLOTS = {BLOCK_SIZE: "block sizes", HBM: "HBM budgets"}
+FIRST = "first choices"  # the slot of the job that answers both
 CHECKS = {knob: f"{words} by long loads" for knob, words in SLOTS.items()}
 _UNSURE = {
     BLOCK_SIZE: " Longer loads are being tried.",
@@ -23,52 +25,52 @@ _UNSURE = {
 _TITLES = {BLOCK_SIZE: "Block size", HBM: "HBM budget"}
 
 
-def key(view: PageView, knob: str, lasting: bool = False) -> tuple[object, ...]:
-    """The key of a choice among the results."""
-    return ("choice", knob, lasting, view["slo"], *view.key())
+def key(view: PageView, knob: str = "") -> tuple[object, ...]:
+    """The key of the first choices among the results, or of one by long loads."""
+    return ("choice", knob, view["slo"], *view.key())
 
 
-def ask(own: Session, view: PageView, trace: Trace, knob: str, lasting: bool = False) -> Choice | None:
-    """The choice of a knob, by long loads or not; None until the job in its slot has it."""
-    choice: Choice | None = own.ask(
-        slot(knob, lasting),
-        key(view, knob, lasting),
-        choice_job,
-        trace,
-        view.scenario(),
-        knob,
-        view["slo"],
-        lasting,
-    )
-    return choice
+def begin_first(view: PageView, trace: Trace) -> None:
+    """Begins the job of both first answers before a session asks for it."""
+    begin(key(view), first_choices, trace, view.scenario(), view["slo"])
 
 
-def ask_all(own: Session, view: PageView, trace: Trace) -> dict[str, object]:
-    """Both choices by slot: first by short loads, and once both of these are in by long ones."""
-    answers: dict[str, object] = {knob: ask(own, view, trace, knob) for knob in SLOTS}
-    ready = all(answers.values())
-    for knob, check in CHECKS.items():
-        answers[check] = ask(own, view, trace, knob, lasting=True) if ready else None
+def ask_all(own: Session, view: PageView, trace: Trace) -> dict[str, Answer | None]:
+    """Both choices by slot: first by short loads, and once these are in by long ones."""
+    arguments = (trace, view.scenario())
+    first = own.ask(FIRST, key(view), first_choices, *arguments, view["slo"])
+    answers: dict[str, Answer | None] = dict.fromkeys((*SLOTS, *CHECKS.values()))
+    if first is not None:
+        answers |= first
+        for knob, check in CHECKS.items():
+            answers[check] = first[knob]
+            if isinstance(first[knob], Choice):
+                long_key = key(view, knob)
+                answers[check] = own.ask(check, long_key, lasting_choice, *arguments, knob, view["slo"])
     return answers
 
 
-def slot(knob: str, lasting: bool) -> str:
-    """The slot of a choice's job."""
-    return CHECKS[knob] if lasting else knob
+def known_all(view: PageView) -> dict[str, Answer | None]:
+    """Both choices by slot, as far as they are in."""
+    first = results.get(key(view)) or dict.fromkeys(SLOTS)
+    return {**first, **{check: results.get(key(view, knob)) for knob, check in CHECKS.items()}}
 
 
 def show_choices(own: Session, view: PageView, answers: Mapping[str, object]) -> None:
     """Draws both cards from the answers by slot: those by long loads, or until they are in the first ones."""
-    choices = {knob: cast(Choice | None, answers[CHECKS[knob]] or answers[knob]) for knob in SLOTS}
+    choices = {knob: cast(Answer | None, answers[CHECKS[knob]] or answers[knob]) for knob in SLOTS}
     scenario = view.scenario()
     for column, (knob, choice) in zip(st.columns(2), choices.items(), strict=True):
         with column, st.container(border=True, height="stretch"):
             left, right = st.columns([3, 1], vertical_alignment="center")
             with left:
                 sure = answers[CHECKS[knob]] is not None
-                words = headline(knob, getattr(scenario, knob), choice, sure=sure)
+                made = choice if isinstance(choice, Choice) else None
+                words = headline(knob, getattr(scenario, knob), made, sure=sure)
                 st.markdown(f"**{_TITLES[knob]}: {plain(words)}**")
-            if choice is not None:
+            if isinstance(choice, str):
+                st.caption(plain(choice))
+            elif choice is not None:
                 st.caption(plain(worth(choice) + ("" if sure else _UNSURE[knob])))
                 if choice.changes:
                     with right:
@@ -78,11 +80,12 @@ def show_choices(own: Session, view: PageView, answers: Mapping[str, object]) ->
 
 
 def _follow(own: Session, knob: str) -> None:
-    job = own.jobs.get(knob)
+    job = own.jobs.get(FIRST)
     if job is not None and job.error:
         st.caption(plain(job.error))
     elif job is not None and job.stopped:
-        again(knob, SLOTS[knob])
+        if knob == BLOCK_SIZE:
+            again(FIRST, FIRST)
     else:
         share, label = progress_of(job.progress if job is not None else None, f"trying other {SLOTS[knob]}")
         st.progress(share, text=plain(label))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from pagecast.planner_app.dashboard.shell.cards import Card, Words
+from pagecast.planner_app.dashboard.shell.cards import Card, LaterCard, Words
 from pagecast.planner_app.dashboard.shell.replays import result_for, trace_for
 from pagecast.planner_app.dashboard.shell.starting import start_problem
 from pagecast.planner_app.dashboard.shell.state import Session
@@ -31,6 +32,7 @@ from pagecast.sim.replay.replicates import Spread, summary_figures
 from pagecast.traces.schema import Trace
 
 Verdicts = dict[str, tuple[tuple[str, bool], ...]]
+_CONCURRENCY = "Admissible concurrency"
 WITH_CARDS = ("ttft", "tpot")  # latencies whose terms stand on a card; others stand below
 
 
@@ -52,7 +54,7 @@ class ViewResults:
     lost_hits: float | None = None
 
 
-def cards_of(own: Session, results: ViewResults) -> list[Card]:
+def cards_of(own: Session, results: ViewResults) -> list[Card | LaterCard]:
     """The five cards."""
     figures, base = summary_figures(results.result), _Base(own, results.view)
     around = results.spread.around(figures) if results.spread else Spread()
@@ -76,7 +78,7 @@ def cards_of(own: Session, results: ViewResults) -> list[Card]:
         )
 
     return [
-        _concurrency(results, base),
+        LaterCard(_CONCURRENCY, partial(_concurrency, results, base)),
         card("ttft_s.p99", "TTFT, p99", seconds, "99% of requests have their first token within this time"),
         card("tpot_s.p99", "TPOT, p99", seconds, "time per output token after the first, 99th percentile"),
         card(
@@ -144,7 +146,7 @@ def _concurrency(results: ViewResults, base: _Base) -> Card:
     value = float(answer.users) if answer else None if room is None else float(room.concurrency)
     terms = [term for terms in results.verdicts.values() for term in terms]
     return Card(
-        "Admissible concurrency",
+        _CONCURRENCY,
         value,
         "{:,.0f}".format,
         "the most users who each send their next request when the last is answered, at which the SLO holds "

@@ -8,15 +8,6 @@ from pagecast.planner_app.dashboard.shell.pins import pin_button
 from pagecast.planner_app.dashboard.shell.replays import result_for, trace_for
 from pagecast.planner_app.dashboard.shell.state import session
 from pagecast.planner_app.dashboard.what_if import effects, refining
-from pagecast.planner_app.dashboard.what_if.memory_charts import bytes_per_token, hbm_waterfall
-from pagecast.planner_app.dashboard.what_if.ttft_chart import ttft_parts
-from pagecast.planner_app.reports.charts import (
-    cached_and_uncached_ttft,
-    kv_over_time,
-    latencies,
-    load_over_time,
-    step_tokens,
-)
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.replay import Result
@@ -64,7 +55,17 @@ def _headline(result: Result) -> str:
 
 
 def _charts(result: Result) -> None:
-    """The charts: memory, TTFT, distributions, load over time."""
+    """The charts: memory, TTFT, distributions, load over time. What draws them takes a while to import."""
+    from pagecast.planner_app.dashboard.what_if.memory_charts import bytes_per_token, hbm_waterfall
+    from pagecast.planner_app.dashboard.what_if.ttft_chart import ttft_parts
+    from pagecast.planner_app.reports.charts import (
+        cached_and_uncached_ttft,
+        kv_over_time,
+        latencies,
+        load_over_time,
+        step_tokens,
+    )
+
     requests, steps, scenario = result.requests, result.steps, result.scenario
     budget = scenario.budget()
     figures = [

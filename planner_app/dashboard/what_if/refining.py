@@ -37,11 +37,12 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result
 from pagecast.traces.schema import Trace
 
-_TICK_S = 0.5
-FIRST_LOOK_S = 6.0  # longest that a session's first charts wait for the first answers
-_CHECKED = {check: knob for knob, check in choices.CHECKS.items()}
+_TICK_S = 0.7
+FIRST_LOOK_S = 12.0  # longest that a session's first charts wait for the first answers
+_CHECKED = dict.fromkeys(choices.CHECKS.values(), choices.FIRST)
+_ASKED = dict.fromkeys(choices.SLOTS, choices.FIRST)  # the slot of the job behind an answer, if it is another
 _SLOTS = {
-    **choices.SLOTS,
+    choices.FIRST: choices.FIRST,
     **{slot: slot for slot in choices.CHECKS.values()},
     "spread": "90% intervals",
     POINT: "admissible concurrency",
@@ -51,7 +52,7 @@ _SLOTS = {
 
 
 def show(own: Session, view: PageView, trace: Trace, result: Result) -> None:
-    """Draws the cards, and again every half second until all is in.
+    """Draws the cards, and again every `_TICK_S` until all is in.
 
     Jobs begin when the same view is drawn a second time, so that a slider in motion starts none. Until both
     first answers are in, only their cards are drawn again.
@@ -97,18 +98,13 @@ def _ask(own: Session, view: PageView, trace: Trace) -> dict[str, object]:
     answers: dict[str, object]
     others = {"spread": spread_key(view), **{slot: key(view, slot) for slot in (POINT, INTERVAL)}}
     if own.settled != (view.key(), view["slo"]):
-        keys = {
-            **{
-                choices.slot(knob, lasting): choices.key(view, knob, lasting)
-                for knob in choices.SLOTS
-                for lasting in (False, True)
-            },
-            **others,
+        answers = {
+            **choices.known_all(view),
+            **{slot: results.get(job_key) for slot, job_key in others.items()},
         }
-        answers = {slot: results.get(job_key) for slot, job_key in keys.items()}
         return answers if pinned is None else {**answers, BASE: known_of(pinned)}
     # In the order in which they are worth most: two run at once, and the first questions alone.
-    answers = choices.ask_all(own, view, trace)
+    answers = {**choices.ask_all(own, view, trace)}
     if _answered(own, answers):
         answers["spread"] = spread_for(own, view, trace)
         answers |= {slot: ask(own, view, trace, slot) for slot in (POINT, INTERVAL)}
@@ -132,7 +128,7 @@ def _waiting(own: Session, answers: dict[str, object]) -> bool:
 def _may_come(own: Session, slot: str) -> bool:
     """Whether a job runs or will: the last ones are begun by the end of the first search."""
     before = {**dict.fromkeys((INTERVAL, BASE), POINT), **_CHECKED}.get(slot)
-    job = own.jobs.get(slot) or (own.jobs.get(before) if before else None)
+    job = own.jobs.get(_ASKED.get(slot, slot)) or (own.jobs.get(before) if before else None)
     return job is None or job.running
 
 

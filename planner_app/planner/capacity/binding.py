@@ -6,8 +6,9 @@ are judged, which may be others than just above the answer. The limit whose doub
 none does alone, it is the one that helps most. Doubling may be too much of it, and break a term that held
 (a batch twice as large takes longer steps): that is said. How full batch, budget and KV cache were is
 reported with it. Rates are tried by brief loads. Twice of what was never used up is not replayed: nothing
-would differ. Replays with twice of a limit stop as soon as a term that is judged is lost; where all do, they
-are made again to their ends, to see which helps most.
+would differ (of KV blocks also where evicted content never came again, `sim.replay.room`). Replays with twice
+of a limit stop as soon as a term that is judged is lost; where all do, they are made again to their ends, to
+see which helps most.
 
 Less of a setting may admit more: a smaller batch or token budget takes shorter steps. Half of each is tried
 with 5% more load than the answer, where more than half was used.
@@ -178,7 +179,7 @@ def press(
 ) -> Pressure:
     """Replays the load with twice of `limit`, until one of the terms `judged` is lost, if there are any."""
     pressed, brief = _with_twice(question, limit), load.kind == "rate"
-    served = pressed.judged_by(judged) if judged else pressed
+    served = pressed.judged_by(judged) if judged else replace(pressed, rooms=not limit)
     # A term of long loads (`backlog_growth`) does not occur here: `kept_up` stands for it in a short load.
     replay = served.serve(load, brief=brief, whole=not judged)
     terms = (served if replay.lost else pressed).judge(load, replay).terms
@@ -298,8 +299,11 @@ def _used_up(replay: LoadReplay, scenario: Scenario) -> tuple[str, ...]:
     if scenario.speculation is not None or not len(steps):
         return LIMITS
     tokens = steps["decode_n"].to_numpy() + steps["prefill_tokens"].to_numpy()
+    room = replay.result.room
+    # Without room: evictions, preemptions, allocations that failed.
+    short = any(counted.values()) if room is None else not room.enough_blocks
     used = {
-        KV_BLOCKS: any(counted.values()),  # evictions, preemptions, allocations that failed
+        KV_BLOCKS: short,
         "batch size": steps["running"].max() >= scenario.max_num_seqs,
         "token budget": tokens.max() >= scenario.max_num_batched_tokens,
     }

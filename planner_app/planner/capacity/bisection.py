@@ -39,6 +39,7 @@ from pagecast.planner_app.planner.slo import Slo, TermVerdict, excess, served_te
 from pagecast.sim.costs.calibration.draw import draw
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay.replicates import Workload
+from pagecast.sim.replay.room import Room
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
@@ -61,6 +62,7 @@ class LoadTrial:
     `amount` is the number of users, or the offered requests per second. `requests_per_s` and
     `output_tokens_per_s` count what ended in the settled time (`LoadReplay`); `ttft_mean_s` is of requests
     that got a token. `stopped`: a term was lost before the end, and figures are of the requests until then.
+    `room`: the limits that were not met, where that was asked for.
     """
 
     amount: float
@@ -72,6 +74,7 @@ class LoadTrial:
     counts: RequestCounts = field(default_factory=RequestCounts)
     stopped: bool = False
     ttft_mean_s: float = inf
+    room: Room | None = field(default=None, compare=False)
 
     @property
     def requests(self) -> int:
@@ -155,7 +158,7 @@ class CapacityQuestion:
     """A trace, a server and an SLO. Searches of it are independent, and may run anywhere.
 
     `rate` is the trace's own, in requests per second; a draw's workload has another. `seed`: of the draws.
-    `draws` may replace the scenario's costs.
+    `draws` may replace the scenario's costs. `rooms`: find for each load which limits it does not meet.
     """
 
     trace: Trace
@@ -164,6 +167,7 @@ class CapacityQuestion:
     rate: float = 1.0
     seed: int = 0
     draws: Draws = field(default_factory=Draws)
+    rooms: bool = False
 
     @property
     def slo(self) -> Slo:
@@ -269,6 +273,7 @@ class CapacityQuestion:
             tallies=self._tallies("rate", costs, count=True),
             worst=self._worst,
             stops=self.ask.early_stops,
+            room=self.rooms,
         )
 
     def _worst(self, requests: pd.DataFrame) -> float:
@@ -293,6 +298,7 @@ class CapacityQuestion:
             size=LoadSize(self.ask.most_requests, brief),
             keep_steps=whole,
             tallies=self._tallies(load.kind, costs, whole=whole),
+            room=self.rooms,
         )
 
     def _tallies(
@@ -346,6 +352,7 @@ class CapacityQuestion:
             counts=RequestCounts.of(requests),
             stopped=bool(served.lost),
             ttft_mean_s=float(ttft.mean()) if len(ttft) else inf,
+            room=served.result.room,
         )
 
     def judge_lasted(self, load: Load, lasted: LongLoad) -> LoadTrial:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
 
 import numpy as np
@@ -100,16 +101,18 @@ def serve_long(
     tallies: Tallies | None = None,
     worst: Worst | None = None,
     stops: bool = True,
+    room: bool = False,
 ) -> LongLoad:
     """Serves a long load at `load.amount` times the trace's rate. Errors: BadInput.
 
     With `tallies` it stops as soon as a term of theirs is lost, or all is measured, unless `stops` is False;
-    with `worst` also where it is at rest.
+    with `worst` also where it is at rest. `room`: find which limits are not met until then.
     """
     trace, period_s = scale(work.trace, load.amount), work.period_s / load.amount
     watch = _BacklogWatch(trace, tallies, work, period_s, scenario.max_num_seqs, worst)
     watch.stops = stops and tallies is not None
-    result = replay_watched(trace, scenario, lambda work: WatchedArrivals(work, watch), watch, costs=costs)
+    clients = partial(WatchedArrivals, watch=watch)
+    result = replay_watched(trace, scenario, clients, watch, costs=costs, room=room)
     arrival = result.requests["arrival_s"].to_numpy(np.float64)
     measured = result.requests[(arrival >= watch.from_s) & (arrival <= watch.to_s)]
     served = LoadReplay(

@@ -130,18 +130,25 @@ class LoadReplay:
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """A server that is replayed: what it costs, whether steps are kept, and what stops a replay early."""
+    """A server that is replayed: what it costs, what is kept, and what stops a replay early."""
 
     scenario: Scenario
     costs: StepCosts | None
     keep_steps: bool
     tallies: Tallies | None
+    room: bool
 
     def replay(
         self, work: Trace, clients: Callable[[Trace], Arrivals], watch: TimedWatch | UsersWatch | None
     ) -> Result:
         return replay_watched(
-            work, self.scenario, clients, watch, costs=self.costs, keep_steps=self.keep_steps
+            work,
+            self.scenario,
+            clients,
+            watch,
+            costs=self.costs,
+            keep_steps=self.keep_steps,
+            room=self.room,
         )
 
 
@@ -154,9 +161,13 @@ def serve(
     size: LoadSize | None = None,
     keep_steps: bool = False,
     tallies: Tallies | None = None,
+    room: bool = False,
 ) -> LoadReplay:
-    """Replays a load. With `tallies` it stops as soon as its outcome is decided. Errors: BadInput."""
-    size, server = size or LoadSize(), _Server(scenario, costs, keep_steps, tallies)
+    """Replays a load. With `tallies` it stops as soon as its outcome is decided. Errors: BadInput.
+
+    `room`: find which limits are not met until then.
+    """
+    size, server = size or LoadSize(), _Server(scenario, costs, keep_steps, tallies, room)
     if load.kind == "rate":
         return _serve_rate(scaled(trace, load.amount, size), server)
     think_s = None if load.kind == "concurrency" else load.think_s

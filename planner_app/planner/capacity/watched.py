@@ -22,6 +22,7 @@ from pagecast.sim.replay import Result
 from pagecast.sim.replay.clients import Arrivals, ClosedLoop
 from pagecast.sim.replay.recorder import Recorder
 from pagecast.sim.replay.rejections import is_for_load
+from pagecast.sim.replay.room import room_of, watch_content
 from pagecast.sim.replay.served import alone, run
 from pagecast.sim.replica.arrivals import NEVER_NS
 from pagecast.sim.replica.observer import Observer
@@ -192,14 +193,18 @@ def replay_watched(
     *,
     costs: StepCosts | None = None,
     keep_steps: bool = False,
+    room: bool = False,
 ) -> Result:
     """A replay until `watch` has seen enough. Its summary has only what the replica counted.
+
+    `room`: find which limits are not met until then (`Result.room`).
 
     Errors: BadInput, as for `replay`.
     """
     spec = ReplicaSpec.of(scenario, TraceWorkload(trace), costs)
     scheduler = spec.scheduler()
     recorder = Recorder(keep_steps=keep_steps)
+    content = watch_content(spec, scheduler) if room else None
     served = alone(trace, spec, clients(trace), recorder, scheduler)
     if watch is not None:
         watch.requests_so_far = served.requests
@@ -214,5 +219,13 @@ def replay_watched(
         "failed_allocations": scheduler.failed_allocations,
         "preemptions": scheduler.preemptions,
     }
-    pool = spec.limits.num_blocks
-    return Result(trace.name, scenario, counted, served.requests(), recorder.steps(), (), pool_blocks=pool)
+    return Result(
+        trace.name,
+        scenario,
+        counted,
+        served.requests(),
+        recorder.steps(),
+        (),
+        pool_blocks=spec.limits.num_blocks,
+        room=room_of(spec, scheduler, recorder, content),
+    )

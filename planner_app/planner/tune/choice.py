@@ -4,16 +4,18 @@ A value is judged as `plan` judges a server (`CapacityQuestion`), by both of its
 their answers, and requests at a rate, between which sessions pause and their blocks are evicted. The best
 admits the most; of those that admit as much, it has the shortest TTFT at that load, and of those within 5% of
 it the most memory left. Few replays tell: the searches of `plan` find users and rate at the value in force,
-and only values that hold at a little more load are searched too.
+and only values that hold at a little more load are searched too. A pool that a load never uses up stands for
+larger ones (`sim.replay.room`), and what two choices need is replayed once (`Known`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from pagecast.planner_app.planner.capacity.admitted import admitted, question_of, rate_ask
-from pagecast.planner_app.planner.capacity.bisection import GRID, CapacityQuestion, LoadTrial
+from pagecast.planner_app.planner.capacity.bisection import GRID, CapacityQuestion, LoadSearch, LoadTrial
 from pagecast.planner_app.planner.capacity.options import PlanOptions
 from pagecast.planner_app.planner.capacity.users import Load, requests_per_s
 from pagecast.planner_app.planner.sweep.trial import at, check_memory
@@ -91,6 +93,7 @@ def choose(
     values: Sequence[float] = (),
     *,
     lasting: bool = True,
+    known: Known | None = None,
 ) -> Choice:
     """The choice of `knob`, a block size or an HBM budget. Errors: BadInput where nothing can run.
 
@@ -98,7 +101,8 @@ def choose(
     force: then the middle one is taken for that. `progress` is called with the replays made, and how many
     there will be at about. `lasting`: rates are those of `plan`, by long loads. Without, a first answer in a
     fifth of the time, by brief ones: in these a cache seems large enough that is not, so no budget below the
-    one in force is tried, and rates only beside those at which the most users are served.
+    one in force is tried, and rates only beside those at which the most users are served. `known`: what
+    another choice for the same trace, SLO and kind of loads has found, and where this one's goes.
     """
     if knob != BLOCK_SIZE and (scenario.num_gpu_blocks is not None or scenario.kv_tokens is not None):
         raise BadInput("the KV cache has a fixed number of blocks: leave that out to choose an HBM budget")
@@ -110,9 +114,27 @@ def choose(
             raise BadInput(f"{knob} is not set: give it to choose another")
     if own is None or own not in values:
         own = values[len(values) // 2]
-    run = _Runs(trace, scenario, knob, slo, progress or (lambda done, total: None), lasting)
+    tell = progress or (lambda done, total: None)
+    run = _Runs(trace, scenario, knob, slo, tell, lasting, Known() if known is None else known)
     chosen = _by_size if knob == BLOCK_SIZE else _by_budget
     return chosen(run, own, values)
+
+
+@dataclass
+class Known:
+    """Outcomes of loads, searches for users and rates found so far, by scenario. `done`: replays made."""
+
+    trials: dict[tuple[Scenario, Load], LoadTrial] = field(default_factory=dict)
+    searches: dict[Scenario, LoadSearch] = field(default_factory=dict)
+    rates: dict[Scenario, float] = field(default_factory=dict)
+    done: int = 0
+
+    def trial(self, scenario: Scenario, load: Load) -> LoadTrial | None:
+        """The outcome of a load, or of its replay with a pool of another size that goes the same way."""
+        if (scenario, load) in self.trials:
+            return self.trials[scenario, load]
+        same = (trial for (_, other), trial in self.trials.items() if other == load)
+        return next((trial for trial in same if trial.room and trial.room.holds(scenario)), None)
 
 
 @dataclass
@@ -129,10 +151,9 @@ class _Runs:
     slo: str
     progress: Callable[[int, int], object]
     lasting: bool
+    known: Known = field(default_factory=Known)
     total: int = 24
     rate: float | None = None
-    made: dict[tuple[float, Load], LoadTrial] = field(default_factory=dict)
-    done: int = 0
 
     def __post_init__(self) -> None:
         try:
@@ -141,18 +162,23 @@ class _Runs:
             self.rate = None
 
     def question(self, scenario: Scenario) -> CapacityQuestion:
-        question = question_of(self.trace, scenario, PlanOptions(slo=self.slo))
+        question = replace(question_of(self.trace, scenario, PlanOptions(slo=self.slo)), rooms=True)
         return question if self.rate is None else replace(question, rate=self.rate)
 
-    def of(self, value: float) -> CapacityQuestion:
-        return self.question(at(self.scenario, {self.knob: value}))
+    def with_value(self, value: float) -> Scenario:
+        """The scenario with a value, which is the one in force itself where that has it."""
+        in_force = value == getattr(self.scenario, self.knob)
+        return self.scenario if in_force else at(self.scenario, {self.knob: value})
 
     def users(self, value: float) -> int:
         """The users that a value admits; 0 where one breaks the SLO."""
-        search = admitted(self.of(value))
-        self._count(search.answer.tried)
-        if search.at is not None:
-            self.made[value, _users(round(search.at.amount))] = search.at
+        scenario, known = self.with_value(value), self.known
+        search = known.searches.get(scenario)
+        if search is None:
+            search = known.searches[scenario] = admitted(self.question(scenario))
+            for trial in search.tried:
+                known.trials[scenario, _users(round(trial.amount))] = trial
+            self._count(search.answer.tried)
         return search.value or 0
 
     def most(self, value: float, users: int) -> float:
@@ -166,27 +192,31 @@ class _Runs:
         if not self.lasting:
             rate = begin.requests_per_s / self.rate
             return rate if self.takes(value, rate) else 0.0
-        question = self.of(value)
-        search = question.search(rate_ask(question, begin))
-        self._count(search.answer.tried)
-        if search.value is None or search.at is None:
-            return 0.0
-        rate = GRID**search.value
-        self.made[value, Load("rate", rate)] = search.at
-        return rate
+        scenario, known = self.with_value(value), self.known
+        if scenario not in known.rates:
+            question = self.question(scenario)
+            search = question.search(rate_ask(question, begin))
+            self._count(search.answer.tried)
+            known.rates[scenario] = 0.0
+            if search.value is not None and search.at is not None:
+                known.rates[scenario] = rate = GRID**search.value
+                known.trials[scenario, Load("rate", rate)] = search.at
+        return known.rates[scenario]
 
     def at(self, value: float, load: Load) -> LoadTrial:
         """How a value serves a load."""
-        if (value, load) not in self.made:
-            question = self.of(value)
+        scenario, known = self.with_value(value), self.known
+        made = known.trial(scenario, load)
+        if made is None:
+            question = self.question(scenario)
             rate = load.kind == "rate"
             if self.lasting and rate:
                 made = question.serve_long(load)
             else:
                 made = question.judge(load, question.serve(load, brief=rate))
-            self.made[value, load] = made
             self._count(1)
-        return self.made[value, load]
+        known.trials[scenario, load] = made
+        return made
 
     def takes(self, value: float, rate: float) -> bool:
         """Whether a value keeps the SLO at a rate; any does at none."""
@@ -201,6 +231,23 @@ class _Runs:
             return False
         return not rate or self.takes(value, rate * GRID**_RATE_STEP)
 
+    def admits_more(self, value: float, users: int) -> bool:
+        """Whether a value may admit more users than another. It does not where fewer than that break it."""
+        more = _users(_more(users))
+        if self.beyond(value, users) <= more.amount:
+            return False
+        return self.at(value, more).holds
+
+    def beyond(self, value: float, users: int) -> float:
+        """The fewest users above so many of which is known that a value does not admit them."""
+        scenario = self.with_value(value)
+        failed = [
+            load
+            for (_, load), trial in list(self.known.trials.items())
+            if load.kind != "rate" and load.amount > users and not trial.holds
+        ]
+        return min((load.amount for load in failed if self.known.trial(scenario, load)), default=inf)
+
     def keeps(self, value: float, users: int, rate: float) -> bool:
         """Whether a value keeps the SLO with so many users, and at a rate."""
         return self.at(value, _users(users)).holds and self.takes(value, rate)
@@ -213,15 +260,15 @@ class _Runs:
         )
 
     def standing(self, value: float, users: int, load: int, rate: float | None = None) -> Standing:
-        scenario = at(self.scenario, {self.knob: value})
-        made = self.made.get((value, _users(load)))
+        scenario = self.with_value(value)
+        made = self.known.trial(scenario, _users(load))
         kv_gib = scenario.layout().block_bytes * scenario.blocks() / GIB
         shown = rate * self.rate if rate is not None and self.rate is not None else None
         return Standing(value, users, made.ttft_mean_s if made else None, kv_gib, shown)
 
     def _count(self, replays: int) -> None:
-        self.done += replays
-        self.progress(min(self.done, self.total), self.total)
+        self.known.done += replays
+        self.progress(min(self.known.done, self.total), self.total)
 
 
 def _users(count: int) -> Load:
@@ -241,7 +288,7 @@ def _by_budget(run: _Runs, own: float, values: Sequence[float]) -> Choice:
     top, load, takes = own, users, rate
     largest = values[-1]
     if largest != own:
-        more_users = not users or run.at(largest, _users(_more(users))).holds
+        more_users = not users or run.admits_more(largest, users)
         more_rate = run.takes_more(largest, rate)
         if (more_users or more_rate) and (not users or run.keeps(largest, users, rate)):
             top = largest
@@ -301,7 +348,7 @@ def _by_size(run: _Runs, own: float, values: Sequence[float]) -> Choice:
     for value in (value for value in values if value != own):
         if not run.keeps(value, users, rate):
             continue
-        more_users = run.at(value, _users(_more(users))).holds
+        more_users = run.admits_more(value, users)
         more_rate = rate > 0 and run.takes_more(value, rate)
         admits = max(run.users(value), _more(users)) if more_users else users
         takes = max(run.most(value, users), rate) if more_rate else rate

@@ -91,6 +91,11 @@ def test_the_url_gives_the_side_bar(app):
 
 def test_the_url_gives_fields_that_are_empty_at_first(app):
     test = app(**_SMALL)
+    assert not [
+        each for each in test.number_input if each.key == "kv_tokens"
+    ]  # behind "More", which is closed
+    test.session_state["more"] = True
+    test.run()
     assert test.number_input(key="kv_tokens").value is None
     assert test.selectbox(key="async_scheduling").value is None
     test = app(**_SMALL, kv_tokens=20_000, async_scheduling="false")
@@ -392,10 +397,11 @@ def test_the_tune_page_shows_progress_and_then_the_map_and_a_reason():
 
 def test_the_tune_page_has_one_answer_to_each_question():
     view = PageView.of({"requests": 20})
-    for knob, value in ((BLOCK_SIZE, 16.0), (HBM, 0.92)):
-        one = Standing(value, 10, 1.0, 1.0)
-        for lasting in (False, True):
-            results.put(choice_key(view, knob, lasting), Choice(knob, one, one, 10, (value,)))
+    standings = {BLOCK_SIZE: Standing(16.0, 10, 1.0, 1.0), HBM: Standing(0.92, 10, 1.0, 1.0)}
+    chosen = {knob: Choice(knob, one, one, 10, (one.value,)) for knob, one in standings.items()}
+    results.put(choice_key(view), chosen)
+    for knob, choice in chosen.items():
+        results.put(choice_key(view, knob), choice)
     test = page("tune", requests=20)
     until = time.monotonic() + 60
     while not all(results.get(("tune", knob, False, view["slo"], *view.key())) for knob in (BLOCK_SIZE, HBM)):

@@ -153,3 +153,13 @@ def test_a_quarter_of_a_setting_is_tried_where_half_is_enough(least, part, monke
     question = question_of(read("chat", limit=5), Scenario(max_num_seqs=128), PlanOptions(slo="ttft_p99<9s"))
     assert module.least_part(question, Load("rate", 1.0), "max_num_seqs") == part
     assert asked == ([64] if least > 64 else [64, 32])
+
+
+def test_twice_the_blocks_is_not_replayed_where_nobody_asks_again_for_what_was_evicted():
+    scenario = Scenario(costs="roofline", num_gpu_blocks=9000)
+    ask = PlanOptions(slo="ttft_p50<1ms", most_requests=600)
+    question, load = CapacityQuestion(read("chat", limit=600), scenario, ask), Load("concurrency", 20)
+    as_it_is = module.press(question, load)
+    assert question.serve(load, whole=True).result.summary["evicted_blocks"] > 0
+    assert module.KV_BLOCKS not in as_it_is.used_up
+    assert module.press(question, load, module.KV_BLOCKS).terms == as_it_is.terms

@@ -4,10 +4,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
+from pagecast.planner_app.planner.capacity.bisection import CapacityQuestion
 from pagecast.planner_app.planner.capacity.options import PlanOptions
 from pagecast.planner_app.planner.capacity.planning import plan
+from pagecast.planner_app.planner.capacity.users import Load, requests_per_s
+from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace, table
+
+from ....sim.replay.test_room import drawn_scenarios, drawn_trace
 
 TERMS = (
     "ttft_p99<{}ms",
@@ -92,3 +97,38 @@ def test_early_stops_change_no_answer_of_300_plans(part):
 
     agree()
     assert plans_that_agree >= 50
+
+
+def outcomes_that_stand_for_others(number):
+    """How often the room of a load that may stop early held for a larger pool, whose outcome is the same."""
+    generator = np.random.default_rng(number)
+    trace = drawn_trace(generator, number)
+    first, *_, last = drawn_scenarios(generator)
+    slo = str(generator.choice(TERMS)).format(generator.choice([1, 10, 100, 400]))
+    held = 0
+    for load in (
+        Load("concurrency", int(generator.integers(1, 12))),
+        Load("rate", float(generator.choice([1, 8]))),
+    ):
+        trials = []
+        for scenario in (first, last):
+            ask = PlanOptions(slo=slo, most_requests=80)
+            try:
+                question = CapacityQuestion(trace, scenario, ask, requests_per_s(trace), rooms=True)
+            except BadInput:  # all at once
+                return held
+            long = load.kind == "rate"
+            trials.append(question.serve_long(load) if long else question.judge(load, question.serve(load)))
+        if trials[0].room is not None and trials[0].room.holds(last):
+            held += 1
+            assert trials[0] == trials[1]
+    return held
+
+
+def test_a_load_whose_room_holds_for_a_larger_pool_goes_the_same_way_there():
+    assert sum(map(outcomes_that_stand_for_others, range(6))) >= 2
+
+
+@pytest.mark.slow
+def test_300_loads_whose_room_holds_for_a_larger_pool_go_the_same_way_there():
+    assert sum(map(outcomes_that_stand_for_others, range(2000, 2300))) >= 150

@@ -77,13 +77,16 @@ class Told(choice._Runs):
     """Values of which is told what they admit: users, and requests per second in the trace's own."""
 
     def __init__(self, told: dict[float, tuple[int, float]]) -> None:
-        self.told, self.rate, self.knob, self.made, self.lasting = told, 10.0, "", {}, True
+        self.told, self.rate, self.knob, self.lasting = told, 10.0, "", True
 
     def users(self, value: float) -> int:
         return self.told[value][0]
 
     def most(self, value: float, users: int) -> float:
         return self.told[value][1]
+
+    def beyond(self, value: float, users: int) -> float:
+        return self.told[value][0] + 0.5
 
     def at(self, value: float, load: Load) -> LoadTrial:
         admits = self.told[value][0 if load.kind == "concurrency" else 1]
