@@ -243,7 +243,8 @@ class Step:
             if crossing:
                 self._memory.grow_many(list(crossing), len(crossing))
         else:
-            filling = {} if running.commit_lag else self.filling()
+            at_once = not running.commit_lag or running.knows_ahead()
+            filling = self.filling() if at_once else {}
             if crossing or filling:
                 for request in sorted({**crossing, **filling}, key=admission_order):
                     self.decode(request, begins=request in crossing, fills=request in filling)
