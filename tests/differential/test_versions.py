@@ -31,10 +31,12 @@ def recorded(version: str, name: str, *, few: bool) -> Iterator[Decisions]:
     """Recorded runs of a family: the first, or the others. Only these are unpacked.
 
     Scenarios that once differed stand first: 139 of `mixed-disk` (a load leaves room for drafts of prompts
-    that its step completes), 22 of `disk-events` (promotions taken note of at the end of a step) and 113 of
-    `encoder` (the commit of a chunk before the last yields no token); of 0.31 161 of `hybrid-disk` and 164 of
-    `disk-events` (a plan in between computes nothing, and its commit stores), and 83 of `hybrid-drafter` (the
-    drafter's layers keep as many blocks as others, but one place further).
+    that its step completes) and 311 (one group of layers, whose hits leave out their last block), 22 of
+    `disk-events` (promotions taken note of at the end of a step) and 113 of `encoder` (the commit of a chunk
+    before the last yields no token); of 0.31 161 of `hybrid-disk` and 164 of `disk-events` (a plan in between
+    computes nothing, and its commit stores), 83 of `hybrid-drafter` (the drafter's layers keep as many blocks
+    as others, but one place further) and 41059 of `offloading-events` (a plan with nothing in flight fills
+    blocks in the order of its turns).
     """
     first = FEW.get(version, 1)
     runs = kept(version, name)

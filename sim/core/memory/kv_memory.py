@@ -144,6 +144,7 @@ class KvMemory(Memory):
         # Whether blocks that leave a window may have no content, so that the next allocation takes them.
         self.leaves_blanks = bool(self._window_groups) and (rules.keeps_boundaries or not self.caching)
         self._notes_junctions = rules.keeps_boundaries or scattered
+        self._sees_whole_prompt = rules.sees_whole_prompt and len(specs) > 1
         # Whether every group takes a block whenever a request begins one, and keeps it to the end.
         self.plain = self._alike_groups and not self._window_groups
         # Whether there is one such group, and nobody hears of each block that can be found from now on.
@@ -241,7 +242,7 @@ class KvMemory(Memory):
             if not self._search.may_find(keys):
                 return NO_HIT
             self.pool.settle()
-        seen = most if not self._rules.sees_whole_prompt else request.known_tokens
+        seen = request.known_tokens if self._sees_whole_prompt else most
         hit = self._search.find(keys, most, seen, dropping=self._dropping)
         if self._notes_junctions and self._search.longest > hit.tokens:
             self._junctions[request] = self._search.longest
