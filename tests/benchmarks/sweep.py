@@ -3,6 +3,7 @@
     OPENBLAS_NUM_THREADS=1 python tests/benchmarks/sweep.py
 
 The grid is block size x HBM budget x batch size, on the first 2,000 requests of the bundled chat trace.
+Trials that differ by limits which no step meets share a replay; `--apart` replays each by itself.
 Each run is a whole `sweep`, from the question to the table, with the start of its processes. Beside the
 time on the clock stands that of the processors, the longest process's: what the clock would show on a machine
 with nothing else to do.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import resource
 import time
+from dataclasses import replace
 
 from pagecast.planner_app.planner.execution.executor import cores, executor
 from pagecast.planner_app.planner.execution.options import Many
@@ -39,6 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--runs", type=int, default=1, help="of each number of processes; the best counts")
+    parser.add_argument("--apart", action="store_true", help="share no replays among trials")
     parser.add_argument("--search", action="store_true", help="choose the trials by Optuna instead of a grid")
     options = parser.parse_args()
     trace = read(resolve("chat"), limit=options.requests)
@@ -48,24 +51,30 @@ def main() -> None:
     )
     kind = "plain Python" if (scheduler.__file__ or "").endswith(".py") else "compiled"
     print(f"{len(trace):,} requests, {question.count} trials, {cores()} cores, core in {kind}")
-    best: dict[int, tuple[float, float]] = {}
+    if options.apart:
+        alone = replace(question.work(), shares=False)
+        SweepQuestion.work = lambda self: alone  # type: ignore[method-assign]
+    best: dict[int, tuple[float, float, int]] = {}
     for _ in range(options.runs):
         for workers in (1, 2):
             taken = _timed(question, workers)
             best[workers] = min(taken, best.get(workers, taken))
-    for workers, (clock, cpu) in best.items():
+    for workers, (clock, cpu, replays) in best.items():
         rate = question.count / clock
-        print(f"{workers} process(es)  {clock:6.1f} s  {rate:6.1f} trials/s  processor {cpu:6.1f} s")
+        print(
+            f"{workers} process(es)  {clock:6.1f} s  {rate:6.1f} trials/s  processor {cpu:6.1f} s  "
+            f"{replays} replays"
+        )
     print(f"two processes are {best[1][0] / best[2][0]:.2f} times as fast as one, ", end="")
     print(f"{best[1][1] / best[2][1]:.2f} times by processor time")
 
 
-def _timed(question: SweepQuestion, workers: int) -> tuple[float, float]:
-    """Seconds on the clock, and of processor time: this process's and an equal part of its children's."""
+def _timed(question: SweepQuestion, workers: int) -> tuple[float, float, int]:
+    """Seconds on the clock and of processor time (with an equal part of the children's), and replays."""
     begun, own, others = time.perf_counter(), time.process_time(), _children_s()
-    swept(Many(workers=workers), question)
+    result = swept(Many(workers=workers), question)
     cpu = time.process_time() - own + (_children_s() - others) / workers
-    return time.perf_counter() - begun, cpu
+    return time.perf_counter() - begun, cpu, result.replays
 
 
 def _children_s() -> float:
