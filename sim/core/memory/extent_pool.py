@@ -45,7 +45,7 @@ from pagecast.sim.core.memory.blocks import last_first, numbered_blocks, unnumbe
 from pagecast.sim.core.memory.extent import NO_ROWS, Extent, Free, Origin
 from pagecast.sim.core.memory.table import Leaver, Table
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
-from pagecast.sim.core.memory.watcher import Both, Watcher
+from pagecast.sim.core.memory.watcher import Watcher
 
 
 class ExtentPool:
@@ -85,7 +85,7 @@ class ExtentPool:
         self.ledger = ledger
         self.rooted = rooted
         self.births = 0  # segments begun so far, where they are counted (`Origin.made`)
-        self.watcher: Watcher | None = None
+        self._watchers: list[Watcher] = []
         self._watched: frozenset[bytes] = frozenset()  # the marks of the groups that it hears of
         self._heard = ledger is not None or log.events is not None  # whether anybody hears of what is lost
         self._blanks_first = blanks_first
@@ -119,7 +119,7 @@ class ExtentPool:
     def watch(self, watcher: Watcher, marks: frozenset[bytes]) -> None:
         """Tells a watcher, before the first take, of the content of the groups with these marks."""
         self._watched = marks
-        self.watcher = watcher if self.watcher is None else Both(self.watcher, watcher)
+        self._watchers.append(watcher)
         self._heard = True
         self._most_owed = 0  # it hears of what is evicted at once
 
@@ -200,9 +200,7 @@ class ExtentPool:
         tenant = extent.tenant
         if self.ledger is not None:
             self.ledger.evict(tenant, len(blocks))
-        key = extent.key
-        if self.watcher is not None and key is not None and key[-2:] in self._watched:
-            self.watcher.removed(key[:-2], number, number + len(blocks))
+        self._tell_watchers(extent.key, number, number + len(blocks))
         if self.log.events is not None:
             detail = "" if extent.keep is None else f"priority={extent.keep.priority}"
             if tenant:
@@ -210,6 +208,12 @@ class ExtentPool:
             self.log.add(EventKind.EVICTED, "", blocks.tolist(), detail)
         if self.log.kv is not None:
             self.log.kv.removed(blocks.tolist())
+
+    def _tell_watchers(self, key: bytes | None, first: int, end: int) -> None:
+        """Tells of blocks from number `first` up to another whose content can't be found any more."""
+        if key is not None and key[-2:] in self._watched:
+            for watcher in self._watchers:
+                watcher.removed(key[:-2], first, end)
 
     def _take_next(self, n: int) -> array[int]:
         """Takes up to `n` blocks of those that were freed together first."""
@@ -643,8 +647,9 @@ class ExtentPool:
         Of equal contents the one that was published first is found, or would be if it were not owed: then the
         next is found in its place once that is settled.
         """
-        if self.watcher is not None and key[-2:] in self._watched:
-            self.watcher.stored(key[:-2], number, number + rows)
+        if self._watchers and key[-2:] in self._watched:
+            for watcher in self._watchers:
+                watcher.stored(key[:-2], number, number + rows)
         held = table.held
         origin = table.origin
         blocks = table.take_tail(rows)
@@ -697,18 +702,12 @@ class ExtentPool:
                 self._forget(extent)
                 if self.spares:
                     self._replace(extent, extent.number, extent.rows)
-                if self._heard:
-                    self._tell_withdrawn(extent)
+                if self._heard:  # it can't be found any more, although its blocks are held
+                    self._tell_watchers(extent.key, extent.number, extent.end)
+                    if self.log.kv is not None:
+                        self.log.kv.removed(extent.blocks.tolist())
             table.cut_to(table.extents()[:-1])
             table.tail = extent.blocks + table.tail
-
-    def _tell_withdrawn(self, extent: Extent) -> None:
-        """Tells watcher and stream that content can't be found any more, although its blocks are held."""
-        key = extent.key
-        if self.watcher is not None and key is not None and key[-2:] in self._watched:
-            self.watcher.removed(key[:-2], extent.number, extent.end)
-        if self.log.kv is not None:
-            self.log.kv.removed(extent.blocks.tolist())
 
     def _publish_among(self, siblings: list[Extent], new: Extent) -> list[Extent]:
         """Publishes rows some of whose contents may be findable already.

@@ -13,21 +13,3 @@ class Watcher(Protocol):
 
     def removed(self, key: bytes, begin: int, end: int) -> None:
         """These blocks can no longer be found, or one copy of them less."""
-
-
-class Both(Watcher):
-    """Tells two watchers the same."""
-
-    def __init__(self, first: Watcher, second: Watcher) -> None:
-        self._first = first
-        self._second = second
-
-    def stored(self, key: bytes, begin: int, end: int) -> None:
-        """These blocks can be found from now on."""
-        self._first.stored(key, begin, end)
-        self._second.stored(key, begin, end)
-
-    def removed(self, key: bytes, begin: int, end: int) -> None:
-        """These blocks can no longer be found, or one copy of them less."""
-        self._first.removed(key, begin, end)
-        self._second.removed(key, begin, end)
