@@ -37,6 +37,7 @@ from public_runs import PublicRun, servingsim_runs, training_runs
 
 HERE = Path(__file__).resolve()
 GROUND = next((p / "shared/groundtruth" for p in HERE.parents if (p / "shared/groundtruth").is_dir()), None)
+_WINDOW = 16  # steps, a quarter of a second or so
 HEADER = f"{'run':44} TPOT mean     p50     p90  E2E mean     p50 TTFT mean      p50"
 
 
@@ -213,24 +214,61 @@ def print_host_factor(run: RecordedRun) -> None:
 
 
 def print_prompts(run: RecordedRun, factor: float | None) -> None:
-    """How far steps with prompts and pure decode steps are off, on a host of this factor."""
-    scenario = scenario_of(run, "measured").changed(host_time_factor=factor)
-    costs, steps = scenario.step_costs(), run.steps
-    totals = {False: [0.0, 0.0], True: [0.0, 0.0]}
-    for at in consecutive(run):
-        batch = steps.batch(at)
-        if batch.prefill:
-            made = max(costs.device_ns(batch), costs.launch_ns(batch))
-        else:
-            made = costs.decode_line(batch.decode_n).ns(*batch[1:3])
-        total = totals[bool(batch.prefill)]
-        total[0] += made + costs.host_ns(batch.decode_n + len(batch.prefill))
-        total[1] += float(steps.start_ns[at + 1] - steps.start_ns[at])
-    decode, prompts = (totals[kind][0] / totals[kind][1] for kind in (False, True))
+    """How far steps with prompts and pure decode steps are off, on a host of this factor.
+
+    An asynchronous run hides the host, and takes no factor. There a step's launches delay the end of the step
+    before, so that not single steps are compared but both kinds fitted to `_WINDOW` steps at a time.
+    """
+    costs = scenario_of(run, "measured").changed(host_time_factor=factor).step_costs()
+    decode, prompts = _window_ratios(run, costs) if costs.pipeline_depth else _step_ratios(run, costs)
     write(
         f"{run.name}: decode steps {100 * decode - 100:+.1f}%, "
         f"steps with prompts {100 * prompts - 100:+.1f}%, apart {100 * np.log(prompts / decode):+.1f}%"
     )
+
+
+def _step_ratios(run: RecordedRun, costs: Any) -> tuple[float, float]:
+    """Composed over measured time of synchronous decode steps and steps with prompts, the host included."""
+    steps = run.steps
+    totals = {False: [0.0, 0.0], True: [0.0, 0.0]}
+    for at in consecutive(run):
+        batch = steps.batch(at)
+        total = totals[bool(batch.prefill)]
+        total[0] += _composed_ns(costs, batch) + costs.host_ns(batch.decode_n + len(batch.prefill))
+        total[1] += float(steps.start_ns[at + 1] - steps.start_ns[at])
+    decode, prompts = (made / measured for made, measured in (totals[False], totals[True]))
+    return decode, prompts
+
+
+def _window_ratios(run: RecordedRun, costs: Any) -> tuple[float, float]:
+    """The same of steps that were planned while another one ran, without the host."""
+    from scipy.optimize import least_squares
+
+    steps, windows, at = run.steps, [], 1
+    while at + _WINDOW <= len(steps):
+        window = range(at, at + _WINDOW)
+        if all(steps.start_ns[step] < steps.end_ns[step - 1] for step in window):
+            made = {False: 0, True: 0}
+            for batch in map(steps.batch, window):
+                made[bool(batch.prefill)] += _composed_ns(costs, batch)
+            windows.append((float(steps.end_ns[window[-1]] - steps.end_ns[at - 1]), made[False], made[True]))
+            at += _WINDOW
+        else:
+            at += 1
+    time, decode, prompts = np.array(windows).T
+
+    def miss(factors: Any) -> Any:
+        return (time - factors[0] * decode - factors[1] * prompts) / time / 0.05
+
+    fitted = least_squares(miss, np.ones(2), loss="soft_l1").x
+    return 1 / float(fitted[0]), 1 / float(fitted[1])
+
+
+def _composed_ns(costs: Any, batch: Any) -> int:
+    """A step's time without the host; 0 for one that computes nothing."""
+    if batch.prefill:
+        return int(max(costs.device_ns(batch), costs.launch_ns(batch)))
+    return int(costs.decode_line(batch.decode_n).ns(*batch[1:3])) if batch.decode_n else 0
 
 
 def consecutive(run: RecordedRun) -> Iterator[int]:

@@ -105,6 +105,10 @@ FIT_MEASURED = (
     MODELS / "vllm-h200-qwen3-30b-a3b-sweep",
     MODELS / "vllm-h200-qwen3-32b-tp2-sweep",
     MODELS / "vllm-h200-qwen3-32b-tp2-sweep-second",
+    MODELS / "vllm-h100-llama-3.2-3b-azure",
+    MODELS / "vllm-h100-qwen2.5-7b-azure",
+    MODELS / "vllm-h100-phi-4-azure",
+    MODELS / "vllm-h100-mistral-small-24b-azure",
 )
 JUDGE_MEASURED = (
     PUBLIC / "azure_conv_repeat2",
@@ -121,6 +125,12 @@ JUDGE_MEASURED = (
     MODELS / "vllm-h100-qwen3-8b-azure-second",
     MODELS / "vllm-h100-qwen3-8b-azure-async",
     MODELS / "vllm-h100-qwen3-8b-azure-async-second",
+    MODELS / "vllm-h100-llama-3.2-3b-mooncake",
+    MODELS / "vllm-h100-qwen2.5-7b-mooncake",
+    MODELS / "vllm-h100-phi-4-mooncake",
+    MODELS / "vllm-h100-mistral-small-24b-mooncake",
+    MODELS / "vllm-h100-qwen3-1.7b-azure",
+    MODELS / "vllm-h100-qwen3-1.7b-mooncake",
 )
 
 

@@ -39,6 +39,16 @@ NAMES = (
     "h100-qwen3-8b-azure-second",
     "h100-qwen3-8b-azure-async",
     "h100-qwen3-8b-azure-async-second",
+    "h100-qwen3-1.7b-azure",
+    "h100-qwen3-1.7b-mooncake",
+    "h100-llama-3.2-3b-azure",
+    "h100-llama-3.2-3b-mooncake",
+    "h100-qwen2.5-7b-azure",
+    "h100-qwen2.5-7b-mooncake",
+    "h100-phi-4-azure",
+    "h100-phi-4-mooncake",
+    "h100-mistral-small-24b-azure",
+    "h100-mistral-small-24b-mooncake",
 )
 
 
