@@ -208,3 +208,14 @@ def test_results_name_the_model_that_they_are_of(tmp_path: Path) -> None:
     assert model_named(path) == "Qwen/Qwen3-4B"
     path.write_text("[1, 2]")
     assert model_named(path) is None and model_named(tmp_path / "none.json") is None
+
+
+@pytest.mark.slow
+def test_a_calibration_says_first_what_was_fitted_and_how_far_it_may_be_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_of = "tests/engine/recorded/h100t-qwen3-8b-azure-sync"
+    folder = str(Path(__file__).resolve().parents[2] / run_of)
+    lines = block(("calibrate", "--from-run", folder, "--out", str(tmp_path / "a.json")), capsys)
+    assert_one_screen([line for line in lines if str(tmp_path) not in line], "fitted to 2,394 steps of 1 run")
+    assert lines[1].startswith("no run was left out of the fit") and len(lines) <= LINES
