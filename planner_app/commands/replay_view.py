@@ -86,7 +86,7 @@ def _served(s: dict[str, Any]) -> str:
     lost = [f"{s[state]:,} {state}" for state in ("rejected", "cancelled") if s[state]]
     done = "all" if s["completed"] == s["requests"] else f"{s['completed']:,}"
     served = s["completed"] / s["makespan_s"] if s["makespan_s"] else 0.0
-    return f"served {', '.join([done, *lost])} in {console.seconds(s['makespan_s'])}, {served:.3g}/s"
+    return "; ".join([f"served {done} in {console.seconds(s['makespan_s'])}, {served:.3g}/s", *lost])
 
 
 def _latencies(s: dict[str, Any], spread: Spread | None) -> Table:

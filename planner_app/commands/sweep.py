@@ -263,8 +263,9 @@ def _replayed(result: SweepResult) -> str:
     before = len(result.table) - result.replayed
     in_folder = f"; {before:,} were in the folder already" if before else ""
     trials = console.counted(result.replayed, "trial")
-    shared = f" by {console.counted(result.replays, 'replay')}" if result.replays < result.replayed else ""
-    return f"{trials} replayed{shared}{in_folder}"
+    if result.replays < result.replayed:
+        return f"{trials} told by {console.counted(result.replays, 'replay')}{in_folder}"
+    return f"{trials} replayed{in_folder}"
 
 
 def _same(result: SweepResult, costs: list[str]) -> str:

@@ -50,7 +50,7 @@ def summary(view: PageView) -> dict[str, object]:
     return dict(replay(workload.trace_of(view), view.scenario()).summary)
 
 
-def until_in(test: AppTest, words: str, within_s: float = 60) -> AppTest:
+def until_in(test: AppTest, words: str, within_s: float = 180) -> AppTest:
     """Draws the page anew until a caption says what the pattern `words` does."""
     until = time.monotonic() + within_s
     while not any(re.search(words, caption.value) for caption in test.caption):

@@ -18,8 +18,9 @@ def test_options_given_win_over_the_launch_and_that_over_the_file(tmp_path, caps
     assert (kept.model, kept.gpu, kept.block_size) == ("Qwen/Qwen3-0.6B", "L4", 32)
     assert (kept.max_num_seqs, kept.max_num_batched_tokens) == (64, 2048)
     notes = json.loads(capsys.readouterr().out)["notes"]
-    assert notes[0].startswith("--launch line 1: vllm is read: vLLM Qwen/Qwen3-0.6B")
-    assert notes[1] == "--launch line 1: not modelled, though a forecast may depend on it: --enforce-eager"
+    assert notes[0] == "--launch line 1: not as it is started: --max-num-batched-tokens 4096 (here 2048)"
+    assert notes[1].startswith("--launch line 1: vllm is read: vLLM Qwen/Qwen3-0.6B")
+    assert notes[2] == "--launch line 1: not modelled, though a forecast may depend on it: --enforce-eager"
 
 
 @pytest.mark.parametrize(

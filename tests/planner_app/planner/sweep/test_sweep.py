@@ -208,7 +208,7 @@ def dask_cluster(tmp_path):
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": tmp_path}
     started = [subprocess.Popen([*dask, "scheduler", "--host", "127.0.0.1", "--port", "0", *common], **quiet)]
     try:
-        wait_until(file.exists)
+        wait_until(lambda: file.exists() and file.read_text().endswith("}"))
         one = [*dask, "worker", "--no-nanny", "--nthreads", "1", "--host", "127.0.0.1", *common]
         started += [subprocess.Popen(one, **quiet) for _ in range(2)]
         address = json.loads(file.read_text())["address"]
