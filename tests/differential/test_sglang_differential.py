@@ -24,10 +24,12 @@ MANY = range(40, 300)
 FRESH = range(300, 340)
 BOTH_WAYS = range(5080, 5100)
 PRESSURE = range(20)
-MORE_PRESSURE = range(20, 100)
 STOPPING = range(6)
-RECEIVING = range(12)
-MORE_RECEIVING = range(12, 200)
+# Seeds of `make test` and further ones: under pressure, and received once in some turns.
+FEATURES = {
+    "pressure": (PRESSURE, range(20, 100)),
+    "recv-interval": (range(12), range(12, 200)),
+}
 INTERPRETER = "PAGECAST_SGLANG_PYTHON"
 
 
@@ -61,26 +63,19 @@ def test_every_turn_of_many_random_scenarios_is_sglangs(seed):
     check(recorded(MANY)[seed], every=50)
 
 
-@pytest.mark.parametrize("seed", PRESSURE, ids=seed_name)
-def test_every_turn_under_pressure_is_sglangs(seed):
-    check(recorded(PRESSURE, "pressure")[seed], "pressure", every=50)
+@pytest.mark.parametrize(
+    ("feature", "seed"), [(name, seed) for name in FEATURES for seed in FEATURES[name][0]]
+)
+def test_every_turn_with_a_feature_is_sglangs(feature, seed):
+    check(recorded(FEATURES[feature][0], feature)[seed], feature, every=50)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", MORE_PRESSURE, ids=seed_name)
-def test_every_turn_of_many_scenarios_under_pressure_is_sglangs(seed):
-    check(recorded(MORE_PRESSURE, "pressure")[seed], "pressure", every=50)
-
-
-@pytest.mark.parametrize("seed", RECEIVING, ids=seed_name)
-def test_requests_are_received_in_the_turns_that_sglang_looks_for_them(seed):
-    check(recorded(RECEIVING, "recv-interval")[seed], "recv-interval", every=50)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", MORE_RECEIVING, ids=seed_name)
-def test_requests_of_many_scenarios_are_received_when_sglang_does(seed):
-    check(recorded(MORE_RECEIVING, "recv-interval")[seed], "recv-interval", every=50)
+@pytest.mark.parametrize(
+    ("feature", "seed"), [(name, seed) for name in FEATURES for seed in FEATURES[name][1]]
+)
+def test_every_turn_of_many_scenarios_with_a_feature_is_sglangs(feature, seed):
+    check(recorded(FEATURES[feature][1], feature)[seed], feature, every=50)
 
 
 def running(run: Decisions) -> float:

@@ -98,9 +98,8 @@ class ExtentPool:
         self.blanks = numbered_blocks(num_blocks) if numbered else unnumbered_blocks(num_blocks)
         self._numbered = numbered
         self.unnumbered = self.blanks[:0] if numbered else self.blanks[:]  # never changed
-        self.partial_names: dict[
-            int, set[int]
-        ] = {}  # blocks by further names (see `LayerGroup.name_partial`)
+        # Further names of blocks (see `LayerGroup.name_partial`).
+        self.partial_names: dict[int, set[int]] = {}
         self.nothing = self.blanks[:0]  # an empty sequence of blocks, never changed
         self.owed = 0
         lazy = not (numbered or self._heard) and blanks_first

@@ -247,7 +247,6 @@ class TrtllmMix:
         self.unit = settings.unit or limits.block_size
         self.budget = limits.max_num_batched_tokens
         self._size = limits.block_size
-        self._waits = settings.wait_steps > 0 or settings.wait_ratio > 0
         self._waited = 0  # steps for which prompts have been held back
 
     def fill(self, step: Step, memory: Memory, queue: Queue) -> None:
@@ -262,7 +261,7 @@ class TrtllmMix:
         fits = self.capacity.fitting(step, memory, queue)
         computing, contexts = self._choose(step, fits)
         prompts = self._prompts(contexts, self.budget - len(computing))
-        if self._waits and prompts and computing and self._holds_back(contexts, len(computing)):
+        if self.settings.wait_steps and prompts and computing and self._holds_back(contexts, len(computing)):
             prompts = []
             queue.blocked = False
         self._begin(step, memory, prompts)
