@@ -14,8 +14,10 @@ def costs_name(name: str) -> str:
     path = shipped().get(name)
     if path is None:
         return name
-    calibration, here = read_shipped(path), code_digest()
-    fitted = fitted_kernels(calibration)
-    if calibration.made_for["engine"] != _OWN or fitted == {here}:
+    calibration = read_shipped(path)
+    if calibration.made_for["engine"] != _OWN:
+        return name
+    fitted, here = fitted_kernels(calibration), code_digest()
+    if fitted == {here}:
         return name
     return f"{name} (of other kernels: {', '.join(sorted(fitted))}, here {here})"

@@ -81,7 +81,7 @@ def workers_of(pid: int) -> list[int]:
     """The worker processes, from their very start on."""
     with suppress(OSError):
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(child) for child in children if b"spawn_main" in _program(child)]
+        return [int(child) for child in children if b"resource_tracker" not in _program(child)]
     return []
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -73,15 +74,24 @@ class Serial(Executor):
 
 
 class Processes(Executor):
-    """Spawned processes, not forked ones: this process may hold threads, whose locks a fork would copy."""
+    """Processes of this machine.
+
+    They are forked, which spares each of them the imports, where this process has no other thread; and at
+    once, before a display of progress starts one. Otherwise they are spawned when the first replay needs
+    them: a fork would copy the locks that other threads hold.
+    """
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self._folder = tempfile.TemporaryDirectory(prefix="pagecast-", ignore_cleanup_errors=True)
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # workers inherit it: a core each is enough
-        self._pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin)
+        forks = sys.platform == "linux" and threading.active_count() == 1
+        self._pool = ProcessPoolExecutor(workers, get_context("fork" if forks else "spawn"), _begin)
         self._shipped: tuple[Any, str] = (None, "")
         self._abandoned = False
+        if forks:
+            with _uninterrupted():
+                self._pool.submit(_nothing)
 
     def stream(
         self, function: Callable[[ItemT], AnswerT], items: Sequence[ItemT]
@@ -184,6 +194,10 @@ def _follow_parent() -> None:
     if parent is not None:
         connection.wait([parent.sentinel])
         os._exit(1)
+
+
+def _nothing() -> None:
+    """The first task of forked workers, which start with it."""
 
 
 def _call(path: str, item: Any) -> Any:

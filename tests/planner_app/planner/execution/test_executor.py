@@ -4,6 +4,8 @@ import math
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -69,6 +71,27 @@ def test_an_interrupt_at_any_time_leaves_no_thread_behind():
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert threading.active_count() == threads
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere workers are spawned")
+def test_workers_are_forked_unless_a_thread_may_hold_locks():
+    program = """
+import threading
+from pagecast.planner_app.planner.execution.executor import executor
+from pagecast.planner_app.planner.execution.options import Many
+
+def kinds():
+    with executor(Many(workers=2)) as run:
+        return set(run.map(eval, ["type(__import__('multiprocessing').current_process()).__name__"] * 2))
+
+if __name__ == "__main__":
+    alone, end = kinds(), threading.Event()
+    threading.Thread(target=end.wait).start()
+    print(*alone, *kinds())
+    end.set()
+"""
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert answer.stdout.split() == ["ForkProcess", "SpawnProcess"], answer.stderr
 
 
 def test_workers_below_one_are_refused():
