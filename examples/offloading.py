@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 
@@ -52,7 +52,7 @@ def main() -> None:
                 secondary_tiers=disk,
                 disk_load_gb_per_s=given.disk_load,
             )
-            print(_row(size, disk, replay(trace, scenario, keep_steps=False).summary), flush=True)
+            print(_row(size, disk, replay(trace, scenario, kept=Kept(steps=False)).summary), flush=True)
 
 
 def _row(size: float | None, disk: str | None, s: dict) -> str:  # type: ignore[type-arg]

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pagecast.sim.core.engines.registry import ENGINES
 from pagecast.sim.core.memory.eviction_orders import Content, EvictionOrder
 from pagecast.sim.core.memory.ranked_eviction import RankedEviction
+from pagecast.sim.replay.result import Kept
 from pagecast.sim.replay.simulation import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
@@ -44,7 +45,7 @@ def main() -> None:
     print("eviction            hits  evicted blocks  TTFT mean")
     for engine in ("vllm", OWN.name):
         scenario = Scenario(engine=engine, num_gpu_blocks=options.blocks)
-        found = replay(read("chat", limit=options.limit), scenario, keep_steps=False).summary
+        found = replay(read("chat", limit=options.limit), scenario, kept=Kept(steps=False)).summary
         hits, ttft_ms = found["token_hit_rate"], 1e3 * found["ttft_s"]["mean"]
         print(f"{engine:16}  {hits:6.1%}  {found['evicted_blocks']:14,}  {ttft_ms:6.1f} ms")
 

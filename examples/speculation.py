@@ -11,6 +11,7 @@ import argparse
 from functools import partial
 
 from pagecast.sim.replay.clients import ClosedLoop
+from pagecast.sim.replay.result import Kept
 from pagecast.sim.replay.simulation import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace, table
@@ -42,7 +43,7 @@ def main() -> None:
         for way in ways:
             scenario = Scenario(model=options.model, gpu=options.gpu, speculative_config=way)
             clients = partial(ClosedLoop, users=users)
-            summary = replay(workload(users), scenario, arrivals=clients, keep_steps=False).summary
+            summary = replay(workload(users), scenario, arrivals=clients, kept=Kept(steps=False)).summary
             tpot_ms = summary["tpot_s"]["mean"] * 1e3
             cells.append(f"{tpot_ms:9.2f} ms {summary['output_tokens_per_s']:6,.0f}/s")
         print(f"{users:5}  " + "".join(f"{cell:>22}" for cell in cells), flush=True)

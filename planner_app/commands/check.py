@@ -39,7 +39,7 @@ from pagecast.planner_app.wording.assumed import step_times
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.note import Caution
-from pagecast.sim.replay import Result, replay
+from pagecast.sim.replay import Kept, Result, replay
 from pagecast.sim.replay.notes import idle_note
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -92,7 +92,7 @@ def check_command(ask: CheckOptions, many: Many, output: Explained) -> None:
     given = {name: value for name, value in file.reading().items() if name in file.check.model_fields_set}
     trace = trace_of(file.trace_name(), file.scenario, LoadOptions(**given), file.load)
     before = baselines.load(baseline, trace, file) if baseline is not None else None
-    result = replay(trace, file.scenario, keep_steps=False)
+    result = replay(trace, file.scenario, kept=Kept(steps=False))
     figures = bounded(result)
     check_names(file, figures)
     findings = [*judge.levels(file, result), *judge.limits(file, figures)]

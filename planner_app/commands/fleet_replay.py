@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from pagecast.planner_app import console
 from pagecast.planner_app.wording.quantities import counted, gpus_there, replicas_there
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import FleetReplay, FleetResult, replay_fleet
-from pagecast.sim.replay import Result
+from pagecast.sim.replay import Kept, Result
 from pagecast.sim.replay.replicates import Study
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -19,12 +18,10 @@ from rich.table import Table
 _MOST_ROWS = 16
 
 
-def replay_on_fleet(
-    work: Trace, scenario: Scenario, settings: FleetSettings, *, keep_steps: bool, out: Path | None
-) -> FleetResult:
+def replay_on_fleet(work: Trace, scenario: Scenario, settings: FleetSettings, kept: Kept) -> FleetResult:
     """Replays a trace on a fleet, with a bar that shows how far it is. Errors: BadInput."""
     with console.progress("replaying", len(work)) as update:
-        return replay_fleet(work, scenario, settings, keep_steps=keep_steps, out=out, progress=update)
+        return replay_fleet(work, scenario, settings, kept=kept, progress=update)
 
 
 def fleet_study(study: Study, settings: FleetSettings) -> Study:

@@ -28,7 +28,7 @@ from pagecast.planner_app.reports.html_page import ready, write
 from pagecast.planner_app.wording.note_sentences import sentence, sentences
 from pagecast.sim.core.errors import BadInput, Unfinished
 from pagecast.sim.note import Caution
-from pagecast.sim.replay import Result, replay
+from pagecast.sim.replay import Kept, Result, replay
 from pagecast.sim.replay.replicates import Spread, Study, few_draws, summary_figures, with_intervals
 from pagecast.sim.replay.resample import redrawn, resample
 from pagecast.sim.scenario import Scenario
@@ -97,15 +97,14 @@ def replay_command(
         from pagecast.planner_app.commands.fleet_replay import fleet_study, replay_on_fleet
 
         settings = fleet.settings()
-        keep = ask.perfetto is not None
-        result = replay_on_fleet(work, scenario, settings, keep_steps=keep, out=ask.out)
+        kept = Kept(steps=ask.perfetto is not None, folder=ask.out)
+        result = replay_on_fleet(work, scenario, settings, kept)
         study = fleet_study(study, settings)
     else:
-        keep = output.report is not None or ask.perfetto is not None
+        steps = output.report is not None or ask.perfetto is not None
+        kept = Kept(steps=steps, folder=ask.out, kv_events=ask.kv_events)
         with console.progress("replaying", len(work)) as update:
-            result = replay(
-                work, scenario, keep_steps=keep, out=ask.out, progress=update, kv_events=ask.kv_events
-            )
+            result = replay(work, scenario, kept=kept, progress=update)
     summary = {
         **result.summary,
         "expected_error": sentence(result.summary["expected_error"]),
@@ -115,7 +114,7 @@ def replay_command(
         _write_summary(ask.out, summary)
     unshared = None
     if work.assumed_reuse is not None and not fleet.any:
-        unshared = replay(without_reuse(work), scenario, keep_steps=False)
+        unshared = replay(without_reuse(work), scenario, kept=Kept(steps=False))
     spread, varied, interrupted = None, None, False
     try:
         if drawn.replicates:

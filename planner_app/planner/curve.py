@@ -11,7 +11,7 @@ from pagecast.planner_app.planner.served import RequestCounts
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
-from pagecast.sim.replay import Result, replay
+from pagecast.sim.replay import Kept, Result, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
@@ -133,8 +133,8 @@ def curve(
     def at(concurrency: int) -> Result:
         trace, scenario = work(concurrency)
         if fleet is None:
-            return replay(trace, scenario, keep_steps=False, compare=False)
-        return replay_fleet(trace, scenario, fleet, keep_steps=False)
+            return replay(trace, scenario, kept=Kept(steps=False, comparisons=False))
+        return replay_fleet(trace, scenario, fleet, kept=Kept(steps=False))
 
     for number, result in Serial().until_interrupt(at, concurrencies):
         last = [result]

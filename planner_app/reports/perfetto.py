@@ -39,7 +39,7 @@ def ready(option: str, path: Path) -> None:
 
 
 def write_perfetto(result: Result, path: Path) -> int:
-    """Writes a replay with its steps (`keep_steps=True`); packed where the name ends in `.gz`.
+    """Writes a replay with its steps (`Kept.steps`); packed where the name ends in `.gz`.
 
     Returns the number of events. Errors: BadInput where the file can't be written; it is then as it was.
     """

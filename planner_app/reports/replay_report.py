@@ -28,7 +28,7 @@ _LATENCIES = {
 
 
 def replay_report(result: Result, spread: Spread | None = None) -> str:
-    """The page of a replay with its steps (`keep_steps=True`); `spread` adds 90% intervals.
+    """The page of a replay with its steps (`Kept.steps`); `spread` adds 90% intervals.
 
     A fleet's has its replicas instead of steps.
     """

@@ -22,6 +22,7 @@ from pagecast.sim.costs.calibration.scaled import CorrectedCosts
 from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.costs.measured.costs import MeasuredCosts
 from pagecast.sim.costs.step_costs import StepCosts
+from pagecast.sim.replay.result import Kept
 from pagecast.sim.replay.simulation import replay
 from pagecast.sim.runs.bench_results import BenchResults
 from pagecast.sim.scenario import Scenario
@@ -133,7 +134,7 @@ class _Counter:
         self._progress, self._done = progress, 0
 
     def __call__(self, target: _Target, scenario: Scenario, costs: StepCosts) -> Floats:
-        result = replay(target.results.trace, scenario, costs=costs, keep_steps=False)
+        result = replay(target.results.trace, scenario, costs=costs, kept=Kept(steps=False))
         client = target.results.client
         requests = target.results.compared((client.seen(result) if client else result).requests)
         columns = [requests[f"{name}_s"].to_numpy(np.float64) for name in _MISFIT]

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from pagecast.sim.replay.metrics import measured, prefix_lookup_s, request_table
 from pagecast.sim.replay.notes import notes
 from pagecast.sim.replay.recorder import request_frame
 from pagecast.sim.replay.replicates import ChangeCosts
-from pagecast.sim.replay.result import Result
+from pagecast.sim.replay.result import Kept, Result
 from pagecast.sim.replay.rollout import busiest_window, peak_admission, peak_figures
 from pagecast.sim.replay.served import Progress, Served, run
 from pagecast.sim.replay.summary import block_sizes, by_spec, summary
@@ -58,40 +57,40 @@ def replay_fleet(
     scenario: Scenario,
     settings: FleetSettings,
     *,
-    costs: StepCosts | None = None,
     change: ChangeCosts | None = None,
     arrivals: Callable[[Trace], Arrivals] = clients_of,
-    keep_steps: bool = True,
-    out: str | Path | None = None,
+    kept: Kept = Kept(),
     fast_forward: bool = True,
     progress: Progress | None = None,
 ) -> FleetResult:
     """Serves `trace` on the replicas of `settings`, each as `scenario` says but for its group's fields.
 
-    Parameters are those of `replay`; `costs` replaces every replica's cost model, `change` changes each.
-    `out` gets no `events.parquet`, and `replicas.parquet` and `fleet.yaml` more than a lone replica's folder.
+    Parameters are those of `replay`; `change` changes each replica's cost model. The folder gets no
+    `events.parquet`, and `replicas.parquet` and `fleet.yaml` more than a lone replica's; KV events and room
+    are of one replica.
     Errors: BadInput for a trace, scenario, fleet or folder that can't be used.
     """
     if not len(trace):
         raise BadInput(f"{trace.name}: the trace has no requests")
-    with replacing(out) as folder:
-        fleet_run = _FleetRun(
-            trace, scenario, settings, costs, change, arrivals, keep_steps or out is not None, fast_forward
-        )
+    if kept.kv_events or kept.room:
+        raise BadInput("KV events and room can be kept of one replica, not of a fleet")
+    with replacing(kept.folder) as folder:
+        fleet_run = _FleetRun(trace, scenario, settings, change, arrivals, kept, fast_forward)
         started = time.perf_counter()
         fleet_run.run(progress)
         wall_s = time.perf_counter() - started
-        result = fleet_run.result(wall_s, keep_steps=keep_steps)
+        result = fleet_run.result(wall_s)
         if folder is not None:
             save(folder, trace, scenario, fleet_run.auto_costs(), result.summary, result.requests)
             settings.save(folder / "fleet.yaml")
             result.replicas.to_parquet(folder / "replicas.parquet", index=False)
             result.timeline.to_parquet(folder / "timeline.parquet", index=False)
             fleet_run.steps().to_parquet(folder / "steps.parquet", index=False)
-    again = partial(
-        replay_fleet, settings=settings, costs=costs, change=change, arrivals=arrivals, keep_steps=False
-    )
-    add_comparisons(trace, scenario, result, fleet_run.fleet.members, again, out)
+    if kept.comparisons:
+        again = partial(
+            replay_fleet, settings=settings, change=change, arrivals=arrivals, kept=Kept(steps=False)
+        )
+        add_comparisons(trace, scenario, result, fleet_run.fleet.members, again, kept.folder)
     return result
 
 
@@ -103,7 +102,7 @@ class FleetReplay:
 
     def __call__(self, trace: Trace, scenario: Scenario, change: ChangeCosts) -> Result:
         """A replay of the fleet with changed step costs."""
-        return replay_fleet(trace, scenario, self.settings, change=change, keep_steps=False)
+        return replay_fleet(trace, scenario, self.settings, change=change, kept=Kept(steps=False))
 
 
 class _FleetRun:
@@ -114,15 +113,15 @@ class _FleetRun:
         trace: Trace,
         scenario: Scenario,
         settings: FleetSettings,
-        costs: StepCosts | None,
         change: ChangeCosts | None,
         arrivals: Callable[[Trace], Arrivals],
-        keep_steps: bool,
+        kept: Kept,
         fast_forward: bool,
     ) -> None:
         self.trace = trace
         self.scenario = scenario
         self.settings = settings
+        self._kept = kept
         self.env = simpy.Environment()
         prompts = Prompts(trace, scenario)
         router, parts = make(settings.router, scenario.seed, settings.scenarios(scenario)[0][1].block_tokens)
@@ -146,8 +145,8 @@ class _FleetRun:
             trace,
             prompts,
             parts,
-            partial(_costs_of, costs, change),
-            keep_steps=keep_steps,
+            partial(_costs_of, change),
+            keep_steps=kept.steps or kept.folder is not None,
             fast_forward=fast_forward,
         )
         self._lifecycle = FleetLifecycle(self.fleet, settings, scenario, self._member)
@@ -174,7 +173,7 @@ class _FleetRun:
     def _ended(self) -> int:
         return sum(member.recorder.request_count for member in self.fleet.members)
 
-    def result(self, wall_s: float, *, keep_steps: bool) -> FleetResult:
+    def result(self, wall_s: float) -> FleetResult:
         """The figures of a fleet that has run."""
         members = self.fleet.members
         self._check_ended()
@@ -199,7 +198,7 @@ class _FleetRun:
             self.scenario,
             figures,
             table,
-            self.steps() if keep_steps else pd.DataFrame(),
+            self.steps() if self._kept.steps else pd.DataFrame(),
             notes(self.trace, members, table),
             self.settings,
             replicas,
@@ -304,7 +303,7 @@ class _FleetRun:
         return pd.concat(tables, ignore_index=True)
 
 
-def _costs_of(costs: StepCosts | None, change: ChangeCosts | None, scenario: Scenario) -> StepCosts:
-    """The step costs of a replica; `costs` replace its scenario's, `change` changes either."""
-    own = costs or scenario.step_costs()
+def _costs_of(change: ChangeCosts | None, scenario: Scenario) -> StepCosts:
+    """The step costs of a replica, as `change` changes them."""
+    own = scenario.step_costs()
     return own if change is None else change(own)

@@ -2,16 +2,16 @@
 
     from pagecast.sim.replay import replay
 
-Importing this package, or one of its modules, loads no other: `replay` and `Result` are found when used.
+Importing this package, or one of its modules, loads no other: its names are found when used.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pagecast.sim.replay.result import Result
+    from pagecast.sim.replay.result import Kept, Result
     from pagecast.sim.replay.simulation import replay
 
-__all__ = ["Result", "replay"]
+__all__ = ["Kept", "Result", "replay"]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ from pagecast.sim.costs.calibration.draw import draw, scaled
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.note import Note
 from pagecast.sim.replay.cores import cores
-from pagecast.sim.replay.result import Result
+from pagecast.sim.replay.result import Kept, Result
 from pagecast.sim.replay.simulation import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -127,7 +127,7 @@ class ReplicateJob:
 
 def replay_alone(trace: Trace, scenario: Scenario, change: ChangeCosts) -> Result:
     """A replay on one replica with changed step costs."""
-    return replay(trace, scenario, costs=change(scenario.step_costs()), keep_steps=False)
+    return replay(trace, scenario, costs=change(scenario.step_costs()), kept=Kept(steps=False))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Room that a replay left below its limits: other limits with which it goes the same way.
 
-    room = replay(trace, scenario, room=True).room
+    room = replay(trace, scenario, kept=Kept(room=True)).room
     room.holds(other)      # whether a replay of another scenario decides and takes the same
 
 A limit that was never met decides nothing. So a replay in which at most 53 requests ran at once is the replay

@@ -18,7 +18,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.kv_events import KvEventStream
@@ -30,7 +29,7 @@ from pagecast.sim.replay.held_clients import clients_of
 from pagecast.sim.replay.metrics import measured
 from pagecast.sim.replay.notes import notes
 from pagecast.sim.replay.recorder import Recorder
-from pagecast.sim.replay.result import Result
+from pagecast.sim.replay.result import Kept, Result
 from pagecast.sim.replay.rollout import peak_admission
 from pagecast.sim.replay.room import room_of, watch_content
 from pagecast.sim.replay.served import Checking, Progress, alone, run
@@ -47,36 +46,28 @@ def replay(
     *,
     costs: StepCosts | None = None,
     arrivals: Callable[[Trace], Arrivals] = clients_of,
-    keep_steps: bool = True,
-    out: str | Path | None = None,
+    kept: Kept = Kept(),
     fast_forward: bool = True,
     check_every: int = 0,
     progress: Progress | None = None,
-    kv_events: bool = False,
-    compare: bool = True,
-    room: bool = False,
 ) -> Result:
     """Serves `trace` on one replica of `scenario` and returns its figures.
 
     `costs` replaces the scenario's cost model. `arrivals` makes the clients from the trace: by default they
     keep to its times and its limit; `partial(ClosedLoop, users=8)` are users who wait for an answer.
-    `out`: a folder for `summary.json`, `requests.parquet`, `steps.parquet`, `events.parquet`,
-    `trace.parquet` and `scenario.yaml`; it changes only once all is written. `check_every`: proves every
-    invariant of the core each so many steps (and cheap ones on each). `kv_events`: write `kv_events.jsonl` as
-    well, in vLLM's vocabulary (`kv_event_file.py`). `compare`: replay again where the scenario asks for
-    figures that compare two replays (`rollout`, `isolation`); without, they are left out. `room`: find which
-    limits are not met (`Result.room`), which takes a little longer.
+    `kept`: what is kept beside the figures of the requests. `check_every`: proves every invariant of the core
+    each so many steps (and cheap ones on each).
     Errors: BadInput for a trace, scenario or folder that can't be used; AssertionError from a check that
     fails.
     """
     if not len(trace):
         raise BadInput(f"{trace.name}: the trace has no requests")
     spec = ReplicaSpec.of(scenario, TraceWorkload(trace), costs)
-    with replacing(out) as folder:
-        stream = KvEventStream() if kv_events and folder is not None else None
+    with replacing(kept.folder) as folder:
+        stream = KvEventStream() if kept.kv_events and folder is not None else None
         scheduler = spec.scheduler(log=folder is not None, kv_events=stream, numbered=check_every > 0)
-        recorder = Recorder(keep_steps=keep_steps, out=folder, scheduler=scheduler)
-        watcher = watch_content(spec, scheduler) if room else None
+        recorder = Recorder(keep_steps=kept.steps, out=folder, scheduler=scheduler)
+        watcher = watch_content(spec, scheduler) if kept.room else None
         served = alone(trace, spec, arrivals(trace), recorder, scheduler, fast_forward=fast_forward)
         if check_every:
             served.replica.observe(Checking(scheduler, check_every))
@@ -96,7 +87,7 @@ def replay(
         )
         if folder is not None:
             save(folder, trace, scenario, spec.costs.name, figures, table)
-    if compare:
-        again = partial(replay, costs=spec.costs, arrivals=arrivals, keep_steps=False)
-        add_comparisons(trace, scenario, result, [served], again, out)
+    if kept.comparisons:
+        again = partial(replay, costs=spec.costs, arrivals=arrivals, kept=Kept(steps=False))
+        add_comparisons(trace, scenario, result, [served], again, kept.folder)
     return result

@@ -13,7 +13,7 @@ _NS = 1e-9
 def longest_gaps_s(result: Result) -> Floats:
     """Of each row of `result.requests`, in seconds; NaN for one token, or where it did not end.
 
-    The steps tell it (`keep_steps`): a step hands out a token of each request that it decodes. The steps of a
+    The steps tell it (`Kept.steps`): a step hands out a token of each request that it decodes. The steps of a
     row take equally long. What a preempted request waits counts as the longest of the steps meanwhile.
     """
     requests, steps = result.requests, result.steps

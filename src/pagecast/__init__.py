@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pagecast.sim.core.errors import PagecastError
     from pagecast.sim.fleet.settings import FleetSettings, ReplicaGroup, RouterSettings
     from pagecast.sim.fleet.simulation import FleetResult, replay_fleet
-    from pagecast.sim.replay.result import Result
+    from pagecast.sim.replay.result import Kept, Result
     from pagecast.sim.replay.simulation import replay
     from pagecast.sim.scenario import Scenario
     from pagecast.traces.load import Load
@@ -25,6 +25,7 @@ __version__ = "0.2.0"
 _MODULES = {
     "FleetResult": "sim.fleet.simulation",
     "FleetSettings": "sim.fleet.settings",
+    "Kept": "sim.replay.result",
     "Load": "traces.load",
     "PagecastError": "sim.core.errors",
     "ReplicaGroup": "sim.fleet.settings",
@@ -40,6 +41,7 @@ _MODULES = {
 __all__ = [
     "FleetResult",
     "FleetSettings",
+    "Kept",
     "Load",
     "PagecastError",
     "ReplicaGroup",

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import scale
 from pagecast.traces.read import read
@@ -197,7 +197,7 @@ def run(trace: Trace, fields: dict[str, Any]) -> dict[str, Any]:
         work = replace(work, requests=work.requests.assign(cancel_after_s=patience))
     if again is not None:
         work = with_retries(work, again)
-    return replay(work, Scenario(costs="roofline", **fields), keep_steps=False).summary
+    return replay(work, Scenario(costs="roofline", **fields), kept=Kept(steps=False)).summary
 
 
 def line(name: str, s: dict[str, Any]) -> str:

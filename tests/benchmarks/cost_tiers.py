@@ -16,7 +16,7 @@ import time
 
 from pagecast.sim.costs.measured.tables import paths
 from pagecast.sim.machine.gpus import gpu as find_gpu
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 
@@ -49,7 +49,7 @@ def print_tiers(rounds: int) -> None:
             for _ in range(rounds):
                 for at, scenario in enumerate(scenarios):
                     begun = time.process_time()
-                    replay(trace, scenario, keep_steps=False)
+                    replay(trace, scenario, kept=Kept(steps=False))
                     best[at] = min(best[at], time.process_time() - begun)
             kind = "asynchronous" if ahead else "synchronous"
             times = f"{best[0]:10.3f} {best[1]:9.3f} {best[2]:9.3f}"
@@ -70,7 +70,7 @@ def what_if_s(gpu: str) -> float:
     """CPU time from a scenario to the summary of a replay; the trace is there, as on the dashboard."""
     trace = read("chat")
     begun = time.process_time()
-    replay(trace, Scenario(gpu=gpu, costs="measured"), keep_steps=False)
+    replay(trace, Scenario(gpu=gpu, costs="measured"), kept=Kept(steps=False))
     return time.process_time() - begun
 
 

@@ -22,6 +22,7 @@ from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.fleet.figures import ready_over_time
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import FleetResult, replay_fleet
+from pagecast.sim.replay.result import Kept
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 from pagecast.traces.servegen import load_clients, servegen
@@ -129,7 +130,7 @@ def main() -> None:
         )
     for name, settings in fleets:
         started = time.perf_counter()
-        result = replay_fleet(trace, scenario, settings, keep_steps=False)
+        result = replay_fleet(trace, scenario, settings, kept=Kept(steps=False))
         print(row(name, result, level, time.perf_counter() - started), flush=True)
     print(f"\n{time.perf_counter() - begun:.0f} s in all")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import scale
 from pagecast.traces.read import read
@@ -45,7 +45,7 @@ def rows(trace: Trace, tokens: int, model: str, gpu: str) -> Iterator[tuple[str,
         scenario = Scenario(
             model=model, gpu=gpu, costs="roofline", num_gpu_blocks=tokens // fields["block_size"], **fields
         )
-        result = replay(trace, scenario, keep_steps=False)
+        result = replay(trace, scenario, kept=Kept(steps=False))
         done = result.requests[result.requests["state"] == "completed"]
         ttft = done["ttft_s"].to_numpy(np.float64)
         tpot = done["tpot_s"].dropna().to_numpy(np.float64) * 1e3

@@ -22,7 +22,7 @@ import pandas as pd
 from pagecast.sim.fleet.routers.registry import KINDS
 from pagecast.sim.fleet.settings import FleetSettings, ReplicaGroup, RouterSettings
 from pagecast.sim.fleet.simulation import FleetResult, replay_fleet
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import scale
 from pagecast.traces.read import read
@@ -62,7 +62,7 @@ def table(replicas: int) -> None:
         print("| router | hit tokens | TTFT mean | TTFT p99 | TPOT p99 | herding | busiest | stale |")
         print("|---|---|---|---|---|---|---|---|")
         for policy in KINDS:
-            result = replay_fleet(trace, scenario, fleet(replicas, policy), keep_steps=False)
+            result = replay_fleet(trace, scenario, fleet(replicas, policy), kept=Kept(steps=False))
             print(row(policy, result), flush=True)
 
 
@@ -92,12 +92,12 @@ def speed(policies: list[str]) -> None:
     mooncake = read(SHARED / "traces" / "mooncake_conversation_trace.jsonl.zst")
     scenario = Scenario(num_gpu_blocks=30_000, async_scheduling=False, costs="roofline")
     slow = scale(mooncake, 0.25)
-    print(f"one replica, no router: {rate(lambda: replay(slow, scenario, keep_steps=False)):,.0f}/s")
+    print(f"one replica, no router: {rate(lambda: replay(slow, scenario, kept=Kept(steps=False))):,.0f}/s")
     for policy in policies:
         for replicas in (1, 4, 16, 64):
             work = scale(mooncake, replicas / 4)
             settings = fleet(replicas, policy)
-            each = rate(lambda: replay_fleet(work, scenario, settings, keep_steps=False))  # noqa: B023
+            each = rate(lambda: replay_fleet(work, scenario, settings, kept=Kept(steps=False)))  # noqa: B023
             print(f"{policy:18}{replicas:4} replicas {each:8,.0f}/s", flush=True)
 
 
@@ -149,7 +149,7 @@ def show_growth(policy: str, name: str, scenario: Scenario, work: dict[int, Trac
     for _ in range(2):
         for replicas, trace in work.items():
             begun = time.process_time()
-            replay_fleet(trace, scenario, fleet(replicas, policy), keep_steps=False)
+            replay_fleet(trace, scenario, fleet(replicas, policy), kept=Kept(steps=False))
             each = 1e6 * (time.process_time() - begun) / len(trace)
             best[replicas] = min(best[replicas], each)
     one, many = best.values()
@@ -165,7 +165,7 @@ def million(policy: str) -> None:
     trace = texts(count, 64)
     scenario = Scenario(num_gpu_blocks=7000, costs="roofline")
     begun, cpu = time.perf_counter(), time.process_time()
-    result = replay_fleet(trace, scenario, fleet(64, policy), keep_steps=False)
+    result = replay_fleet(trace, scenario, fleet(64, policy), kept=Kept(steps=False))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
         f"64 replicas, {count:,} requests, {policy}: {time.perf_counter() - begun:.0f} s wall, "

@@ -30,6 +30,7 @@ from pagecast.sim.fleet.settings import FleetSettings, ReplicaGroup, RouterSetti
 from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.fleet.view import View
 from pagecast.sim.replay.clients import Arrivals
+from pagecast.sim.replay.result import Kept
 from pagecast.sim.replica.arrivals import NS
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.traces.schema import Trace
@@ -194,7 +195,7 @@ def forecast(options: argparse.Namespace) -> int:
     fleet = FleetSettings(
         groups=(ReplicaGroup(replicas=about["engines"]),), router=RouterSettings(policy=about["router"])
     )
-    result = replay_fleet(trace, scenario, fleet, costs=costs, keep_steps=False)
+    result = replay_fleet(trace, scenario, fleet, change=lambda _: costs, kept=Kept(steps=False))
     made = result.requests.set_index("row").sort_index()
     made = arriving_after(made, options.after)
     table = table.loc[made.index]

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from pagecast.sim.fleet.settings import FleetSettings, ReplicaGroup, RouterSettings
 from pagecast.sim.fleet.simulation import replay_fleet
+from pagecast.sim.replay.result import Kept
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 from pagecast.traces.schema import Trace
@@ -49,7 +50,7 @@ def ours(trace: Trace, replicas: int) -> Callable[[], Figures]:
     )
 
     def run() -> Figures:
-        summary = replay_fleet(trace, scenario, fleet, keep_steps=False).summary
+        summary = replay_fleet(trace, scenario, fleet, kept=Kept(steps=False)).summary
         return {
             "TTFT mean": summary["ttft_s"]["mean"],
             "TPOT mean": summary["tpot_s"]["mean"],

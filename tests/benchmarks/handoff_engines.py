@@ -26,6 +26,7 @@ import pandas as pd
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.replay.clients import Arrivals
+from pagecast.sim.replay.result import Kept
 from pagecast.sim.replica.arrivals import NS
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.traces.schema import Trace
@@ -167,7 +168,7 @@ def forecast(options: argparse.Namespace) -> int:
     ]
     link = {"bytes_per_s": NVLINK_BYTES_PER_S, "after_step": True}  # as engine/handoff.py
     fleet = FleetSettings.make({"groups": groups, "disaggregation": link})
-    result = replay_fleet(trace, scenario, fleet, costs=costs, keep_steps=False)
+    result = replay_fleet(trace, scenario, fleet, change=lambda _: costs, kept=Kept(steps=False))
     made = result.requests.set_index("row").sort_index()
     made = arriving_after(made, options.after)
     table = table.loc[made.index]

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
@@ -30,7 +30,7 @@ def cpu_seconds(trace: Trace, scenario: Scenario) -> float:
     """CPU time of one replay."""
     gc.collect()
     start = time.process_time()
-    replay(trace, scenario, keep_steps=False)
+    replay(trace, scenario, kept=Kept(steps=False))
     return time.process_time() - start
 
 

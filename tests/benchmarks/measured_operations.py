@@ -29,7 +29,7 @@ import numpy as np
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.batch import Batch
 from pagecast.sim.machine.models import model
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.runs.forecast import scenario_of
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.scenario import Scenario
@@ -130,7 +130,7 @@ def compare_recorded(run: RecordedRun, costs: str, host_time_factor: float | Non
     t = run.requests
     columns = ("first_token_s", "finish_s", "arrival_s", "tokens_out")
     real = figures(*(t[name].to_numpy(np.float64) for name in columns))
-    return errors(latencies(replay(run.trace(), scenario, keep_steps=False).requests), real)
+    return errors(latencies(replay(run.trace(), scenario, kept=Kept(steps=False)).requests), real)
 
 
 # -- public runs
@@ -138,7 +138,7 @@ def compare_recorded(run: RecordedRun, costs: str, host_time_factor: float | Non
 
 def compare_public(run: PublicRun) -> dict[str, float]:
     """A public run against its forecast, with the client's share where a client measured."""
-    made = replay(run.results.trace, run.scenario, keep_steps=False)
+    made = replay(run.results.trace, run.scenario, kept=Kept(steps=False))
     if run.results.client is not None:
         made = run.results.client.seen(made)
     return errors(latencies(made.requests), measured_latencies(run))

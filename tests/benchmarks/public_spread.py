@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from pagecast.sim.costs.calibration.draw import scaled
 from pagecast.sim.costs.measured.spread import MeasuredSpread
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.runs.client_share import CLIENT_SHARE, ClientShare
 from public_runs import PublicRun, servingsim_runs, training_runs
 
@@ -107,7 +107,7 @@ def run_spread(run: PublicRun) -> RunSpread:
 def _latencies(run: PublicRun, level: float) -> tuple[float, float]:
     """Logarithm of mean TPOT, and median TTFT in seconds, with step times exp(level) as long."""
     costs = scaled(run.scenario.step_costs(), math.exp(level))
-    requests = replay(run.results.trace, run.scenario, costs=costs, keep_steps=False).requests
+    requests = replay(run.results.trace, run.scenario, costs=costs, kept=Kept(steps=False)).requests
     return math.log(float(requests["tpot_s"].mean())), float(requests["ttft_s"].median())
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from pagecast.sim.core import scheduler
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import scale
 from pagecast.traces.read import read
@@ -88,7 +88,7 @@ def as_mooncake(trace: Trace, name: str) -> Path:
 def ours(row: Row, *, pipelined: bool) -> float:
     """Requests per second of one replay, parsing left out."""
     scenario = Scenario(num_gpu_blocks=row.blocks, async_scheduling=pipelined, costs="roofline")
-    summary = replay(row.trace, scenario, keep_steps=False).summary
+    summary = replay(row.trace, scenario, kept=Kept(steps=False)).summary
     return float(summary["requests"] / summary["wall_s"])
 
 
@@ -130,7 +130,7 @@ def poisson(count: int) -> float:
         }
     )
     scenario = Scenario(num_gpu_blocks=7000, costs="roofline")
-    summary = replay(Trace("poisson", table), scenario, keep_steps=False).summary
+    summary = replay(Trace("poisson", table), scenario, kept=Kept(steps=False)).summary
     return float(summary["wall_s"] / count)
 
 

@@ -12,6 +12,7 @@ from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import FleetResult, replay_fleet
+from pagecast.sim.replay.result import Kept
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.operations import sort
 from pagecast.traces.schema import Trace
@@ -87,7 +88,7 @@ def study(
 
     def replayed(settings: FleetSettings, work: Trace = trace) -> FleetResult:
         nonlocal done
-        result = replay_fleet(work, scenario, settings, keep_steps=False)
+        result = replay_fleet(work, scenario, settings, kept=Kept(steps=False))
         done += 1
         if progress is not None:
             progress((done, total, "fleets replayed"))

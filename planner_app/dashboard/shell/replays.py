@@ -14,7 +14,7 @@ from pagecast.planner_app.dashboard.shell.state import Session
 from pagecast.planner_app.dashboard.shell.view import UPLOAD, PageView
 from pagecast.planner_app.dashboard.shell.workload import keep, read_upload, trace_of, traces
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.replay import Result, replay
+from pagecast.sim.replay import Kept, Result, replay
 from pagecast.sim.replay.replicates import LEAST, Spread, Study
 from pagecast.sim.replay.resample import resample
 from pagecast.sim.scenario import Scenario
@@ -62,7 +62,7 @@ def result_for(own: Session, view: PageView, trace: Trace, slot: str = "replay")
 
 def at_once(view: PageView, trace: Trace) -> Result:
     """The replay of a view, made here unless it is kept. Errors: BadInput."""
-    result: Result = _replays.make(view.key(), lambda: replay(trace, view.scenario(), room=True))
+    result: Result = _replays.make(view.key(), lambda: replay(trace, view.scenario(), kept=Kept(room=True)))
     return result
 
 
@@ -78,7 +78,7 @@ def replay_job(trace: Trace, scenario: Scenario, *, progress: Any) -> Result:
     def tell(done: int) -> None:
         progress((done, len(trace), "requests replayed"))
 
-    return replay(trace, scenario, progress=tell, room=True)
+    return replay(trace, scenario, progress=tell, kept=Kept(room=True))
 
 
 def spread_for(own: Session, view: PageView, trace: Trace) -> Spread | None:

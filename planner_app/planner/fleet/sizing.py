@@ -12,6 +12,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.routers.registry import with_router
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import FleetResult, replay_fleet
+from pagecast.sim.replay.result import Kept
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
@@ -77,7 +78,7 @@ def fewest(
 
     def holds(count: int) -> bool:
         if count not in results:
-            result = replay_fleet(trace, scenario, sized(settings, count), keep_steps=False)
+            result = replay_fleet(trace, scenario, sized(settings, count), kept=Kept(steps=False))
             results[count] = (result, slo.verdict(result))
             if progress is not None:
                 progress(len(results))

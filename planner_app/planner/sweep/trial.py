@@ -17,7 +17,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.machine.gpus import gpu as find_gpu
-from pagecast.sim.replay import Result, replay
+from pagecast.sim.replay import Kept, Result, replay
 from pagecast.sim.replay.metrics import STATISTICS
 from pagecast.sim.replay.room import Room
 from pagecast.sim.scenario import Scenario
@@ -117,11 +117,11 @@ class Trials:
         trace = self.trace if self.loads is None else self.loads.at(point)
         if self.fleet is None:
             check_memory(scenario)
-            return replay(trace, scenario, keep_steps=False, room=self.shares)
+            return replay(trace, scenario, kept=Kept(steps=False, room=self.shares))
         fleet = fleet_at(self.fleet, point)
         for number in range(len(fleet.groups)):
             check_memory(fleet.group_scenario(number, scenario))
-        return replay_fleet(trace, scenario, fleet, keep_steps=False)
+        return replay_fleet(trace, scenario, fleet, kept=Kept(steps=False))
 
 
 def _margin(term: TermVerdict) -> float:

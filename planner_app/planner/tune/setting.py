@@ -14,7 +14,7 @@ from pagecast.planner_app.planner.sweep.space import KnobValue
 from pagecast.planner_app.planner.sweep.trial import Figure, at, check_memory, figures_of
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.machine.gpus import GIB
-from pagecast.sim.replay import Result, replay
+from pagecast.sim.replay import Kept, Result, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
@@ -55,7 +55,7 @@ class Tuning:
         try:
             scenario = at(self.scenario, {self.knob: value})
             check_memory(scenario)
-            result = replay(self.trace, scenario, keep_steps=False)
+            result = replay(self.trace, scenario, kept=Kept(steps=False))
         except BadInput as error:
             return {"reason": str(error)}
         verdict = self.level.verdict(result)

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from pagecast.planner_app.dashboard.blocks.log import CODES, NOBODY, WITHDRAWN, BlockLog, record
 from pagecast.sim.core.events import EventKind, run_length
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 
@@ -47,7 +47,7 @@ def test_the_block_log_and_the_replay_are_one_run(rules: dict[str, Any], tmp_pat
     trace = read("chat", limit=150)
     trace = replace(trace, requests=trace.requests.assign(tenant=["ab"[i % 3 == 0] for i in range(150)]))
     scenario = Scenario(**{"num_gpu_blocks": 900, "costs": "roofline", **rules})
-    result = replay(trace, scenario, out=tmp_path / "run", compare=False)
+    result = replay(trace, scenario, kept=Kept(folder=tmp_path / "run", comparisons=False))
     log = record(trace, scenario)
     events = pd.read_parquet(tmp_path / "run" / "events.parquet")
     assert list(_events(log)) == list(events[["step", "kind", "request", "blocks"]].itertuples(False, None))

@@ -6,7 +6,7 @@ import pytest
 from pagecast.planner_app.planner.directions import more_is_better
 from pagecast.planner_app.planner.sweep.question import COSTS
 from pagecast.planner_app.planner.sweep.trial import FIGURES
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.replay.replicates import summary_figures
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
@@ -70,7 +70,7 @@ def test_every_figure_has_a_direction_or_is_known_to_have_none(name):
     if name == "isolation":
         trace = replace(trace, requests=trace.requests.assign(tenant=["a", "b"] * 20))
     scenario = Scenario(costs="roofline", num_gpu_blocks=900, **SCENARIOS[name])
-    figures = summary_figures(replay(trace, scenario, keep_steps=False))
+    figures = summary_figures(replay(trace, scenario, kept=Kept(steps=False)))
     assert {figure for figure in figures if more_is_better(figure) is None} <= NEITHER
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pagecast.planner_app.planner.slo import Slo
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.replay.replicates import summary_figures
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.bundled import resolve
@@ -63,7 +63,7 @@ def test_answers_of_one_token_keep_a_tpot_and_nobody_served_keeps_nothing():
 
 
 def test_a_replay_and_its_summary_get_the_same_verdict():
-    result = replay(read(resolve("chat"), limit=60), Scenario(costs="roofline"), keep_steps=False)
+    result = replay(read(resolve("chat"), limit=60), Scenario(costs="roofline"), kept=Kept(steps=False))
     slo = Slo.parse("ttft_p99<2s,tpot_p95<1ms,e2e_mean<30s,queue_max<1us")
     assert slo.verdict(result) == slo.verdict(summary_figures(result))
     for text in ("goodput(ttft<1s)>0.5", "ttft_p97<1s"):

@@ -7,7 +7,7 @@ import pytest
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.measured.corrections import Corrections, read_corrections
 from pagecast.sim.fitting.from_bench import REPLAYS, fit_corrections
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.runs.bench_results import BenchResults
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
@@ -19,7 +19,7 @@ TRUE = Corrections("true", step_s=0.0004, decode=1.02, prompt=0.98)
 
 def results(costs=None, limit=250):
     trace = read("chat", limit=limit)
-    made = replay(trace, SETUP, costs=costs, keep_steps=False).requests
+    made = replay(trace, SETUP, costs=costs, kept=Kept(steps=False)).requests
     return BenchResults("served", trace, made["ttft_s"].to_numpy(float), made["e2e_s"].to_numpy(float))
 
 

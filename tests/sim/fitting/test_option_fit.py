@@ -12,7 +12,7 @@ from pagecast.sim.costs.calibration.option_costs import UNKNOWN, OptionCosts
 from pagecast.sim.fitting import option_fit
 from pagecast.sim.fitting.build import CalibrationRun, calibrate
 from pagecast.sim.fitting.option_fit import option_costs_of
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.runs.forecast import scenario_of
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.run_figures import measured
@@ -95,7 +95,7 @@ def test_sweeps_with_options_forecast_runs_with_them(name: str, bound: float, tm
     path = tmp_path / "c.json"
     replace(plain, options=options).save(path)
     run = RecordedRun.load(OWN / f"h200m-qwen3-8b-{name}")
-    ours = replay(run.trace("arrival"), scenario_of(run, str(path)), keep_steps=False).summary
+    ours = replay(run.trace("arrival"), scenario_of(run, str(path)), kept=Kept(steps=False)).summary
     real = measured(run).figures()
     assert ours["tpot_s"]["mean"] == pytest.approx(real["tpot_s.mean"], rel=bound / 100)
     assert ours["e2e_s"]["mean"] == pytest.approx(real["e2e_s.mean"], rel=bound / 100)

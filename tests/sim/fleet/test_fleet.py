@@ -16,7 +16,7 @@ from pagecast.sim.fleet.gauges import Scrape
 from pagecast.sim.fleet.routers.registry import KINDS
 from pagecast.sim.fleet.settings import FleetSettings, ReplicaGroup, RouterSettings
 from pagecast.sim.fleet.simulation import replay_fleet
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.replay.clients import Arrivals, ClosedLoop
 from pagecast.sim.replay.feed import Feed
 from pagecast.sim.replay.recorder import Recorder
@@ -135,10 +135,11 @@ def test_one_replica_behind_a_router_is_the_replay_of_today(rows, fields, policy
     """
     trace = made(rows)
     scenario = Scenario(**fields)
-    options = {"costs": Even(), "fast_forward": fast_forward}
-    alone = replay(trace, scenario, **options)
+    alone = replay(trace, scenario, costs=Even(), fast_forward=fast_forward)
     patient = not fast_forward or bool(trace.requests["cancel_after_s"].isna().all())
-    fleet = replay_fleet(trace, scenario, fleet_of(1, policy), **options)
+    fleet = replay_fleet(
+        trace, scenario, fleet_of(1, policy), change=lambda _: Even(), fast_forward=fast_forward
+    )
     assert_same(alone, fleet, rows_of_steps=patient)
 
 
@@ -153,9 +154,14 @@ def test_arrivals_and_cancellations_during_a_step_are_handled_in_the_order_of_ti
         {"arrival_s": arrival_s, "input_tokens": 20, "output_tokens": 2, "cancel_after_s": np.nan},
     ]
     trace = made([{"text": i, "follows": False, "gap_s": 0.0} | row for i, row in enumerate(rows)])
-    options = {"costs": Even(), "fast_forward": fast_forward}
-    alone = replay(trace, Scenario(async_scheduling=False), **options)
-    fleet = replay_fleet(trace, Scenario(async_scheduling=False), fleet_of(1), **options)
+    alone = replay(trace, Scenario(async_scheduling=False), costs=Even(), fast_forward=fast_forward)
+    fleet = replay_fleet(
+        trace,
+        Scenario(async_scheduling=False),
+        fleet_of(1),
+        change=lambda _: Even(),
+        fast_forward=fast_forward,
+    )
     assert_same(alone, fleet)
     cancelled, other = alone.requests.itertuples()
     assert cancelled.state == "cancelled"
@@ -176,14 +182,15 @@ def test_followers_due_at_the_same_time_come_in_the_order_in_which_that_became_k
     ]
     usual = {"input_tokens": 20, "follows": False, "gap_s": 0.0, "cancel_after_s": np.nan}
     trace = made([{"text": i} | usual | row for i, row in enumerate(rows)])
-    options = {"costs": Even(), "fast_forward": fast_forward}
     scenario = Scenario(async_scheduling=False, max_num_seqs=2, max_num_batched_tokens=20)
-    end_s = replay(trace, scenario, **options).requests["finished_s"][2]
+    end_s = replay(trace, scenario, costs=Even(), fast_forward=fast_forward).requests["finished_s"][2]
     trace.requests.loc[0, "cancel_after_s"] = end_s - 0.001
-    alone = replay(trace, scenario, **options)
+    alone = replay(trace, scenario, costs=Even(), fast_forward=fast_forward)
     assert alone.requests["arrival_s"][1] == alone.requests["arrival_s"][3]
     assert alone.requests["admitted_s"][3] < alone.requests["admitted_s"][1]
-    assert_same(alone, replay_fleet(trace, scenario, fleet_of(1), **options))
+    assert_same(
+        alone, replay_fleet(trace, scenario, fleet_of(1), change=lambda _: Even(), fast_forward=fast_forward)
+    )
 
 
 @pytest.mark.parametrize("depth", [False, True], ids=["sync", "async"])
@@ -258,14 +265,14 @@ def test_every_request_ends_once_and_fast_forward_changes_nothing(rows, fields, 
     trace = made(rows)
     scenario = Scenario(**fields)
     fleet = fleet_of(replicas, policy, hop_s=0.001)
-    fast = replay_fleet(trace, scenario, fleet, costs=Even())
+    fast = replay_fleet(trace, scenario, fleet, change=lambda _: Even())
     ended = fast.requests
     assert ended["row"].tolist() == sorted(set(ended["row"]))
     assert set(ended["state"]) <= {"completed", "cancelled", "rejected"}
     assert len(ended) == fast.summary["requests"] == len(trace)
     assert fast.summary["completed"] + fast.summary["rejected"] + fast.summary["cancelled"] == len(ended)
     assert fast.replicas["requests"].sum() == len(ended)
-    slow = replay_fleet(trace, scenario, fleet, costs=Even(), fast_forward=False)
+    slow = replay_fleet(trace, scenario, fleet, change=lambda _: Even(), fast_forward=False)
     pd.testing.assert_frame_equal(fast.requests, slow.requests, check_exact=True)
     assert without(fast, "wall_s") == without(slow, "wall_s")
 
@@ -391,7 +398,7 @@ def test_a_fleets_file_that_cannot_be_is_refused_in_words_of_the_file(tmp_path, 
 
 def test_a_fleet_leaves_its_folder(tmp_path):
     fleet = fleet_of(2, "least-loaded")
-    replay_fleet(read("chat", limit=50), Scenario(), fleet, out=tmp_path / "run")
+    replay_fleet(read("chat", limit=50), Scenario(), fleet, kept=Kept(folder=tmp_path / "run"))
     assert FleetSettings.load(tmp_path / "run" / "fleet.yaml") == fleet
     assert len(pd.read_parquet(tmp_path / "run" / "replicas.parquet")) == 2
     assert set(pd.read_parquet(tmp_path / "run" / "steps.parquet")["replica"]) == {"replica-0", "replica-1"}
@@ -412,7 +419,9 @@ def test_a_fleet_leaves_its_folder(tmp_path):
 )
 def test_a_fleet_of_several_gpus_can_be_repeated_from_its_folder(tmp_path, fields, costs):
     folder = tmp_path / "run"
-    was = replay_fleet(read("chat", limit=80), Scenario(), FleetSettings.make(fields), out=folder)
+    was = replay_fleet(
+        read("chat", limit=80), Scenario(), FleetSettings.make(fields), kept=Kept(folder=folder)
+    )
     scenario = Scenario.load(folder / "scenario.yaml")
     fleet = FleetSettings.load(folder / "fleet.yaml")
     again = replay_fleet(read(folder / "trace.parquet"), scenario, fleet)
@@ -527,7 +536,7 @@ def test_a_fleet_has_the_figures_of_one_replica(part, tmp_path):
     trace = Trace(trace.name, trace.requests.assign(tenant=np.arange(300).astype(str)), trace.spans)
     scenario = Scenario(costs="roofline", **PARTS[part])
     alone = replay(trace, scenario).summary
-    one = replay_fleet(trace, scenario, fleet_of(1), out=tmp_path / "run").summary
+    one = replay_fleet(trace, scenario, fleet_of(1), kept=Kept(folder=tmp_path / "run")).summary
     assert one[part] == alone[part]
     assert json.loads((tmp_path / "run" / "summary.json").read_text())[part] == one[part]
     assert one["fleet"]["by_replica"][0]["token_hit_rate"] == alone["token_hit_rate"]

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from pagecast.sim.fleet.settings import FleetSettings, ReplicaGroup, RouterSettings
 from pagecast.sim.fleet.simulation import replay_fleet
+from pagecast.sim.replay.result import Kept
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 from pagecast.traces.schema import Spans, Trace
@@ -34,7 +35,7 @@ def one_hot_prefix(count, share, seed=0):
 
 def summary_of(trace, policy, scenario):
     fleet = FleetSettings(groups=(ReplicaGroup(replicas=4),), router=RouterSettings(policy=policy))
-    return replay_fleet(trace, scenario, fleet, keep_steps=False).summary
+    return replay_fleet(trace, scenario, fleet, kept=Kept(steps=False)).summary
 
 
 def test_cost_beats_affinity_in_p99_ttft_when_one_prefix_is_hot():

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from pagecast.planner_app.wording.quantities import told_apart
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 from pagecast.traces.schema import Spans, Trace
@@ -45,7 +45,7 @@ def test_partial_reuse_finds_what_generating_requests_have_filled_by_now(tmp_pat
         partial_reuse="copy",
     )
     trace = Trace("partial", table, spans)
-    plain, logged = replay(trace, scenario), replay(trace, scenario, out=tmp_path / "out")
+    plain, logged = replay(trace, scenario), replay(trace, scenario, kept=Kept(folder=tmp_path / "out"))
     assert_frame_equal(plain.requests, logged.requests)
     assert plain.summary["partial_reuse"]["tokens"] == 1
 

@@ -9,8 +9,8 @@ import pytest
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.replay import folder as folders
-from pagecast.sim.replay import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 
@@ -29,9 +29,9 @@ OPTIONS = {"num_gpu_blocks": 900, "costs": "roofline"}
 def run(kind: str, out: Path, limit: int = 20) -> None:
     trace = read("chat", limit=limit)
     if kind == "fleet":
-        replay_fleet(trace, Scenario(**OPTIONS), FleetSettings.make({}), out=out)
+        replay_fleet(trace, Scenario(**OPTIONS), FleetSettings.make({}), kept=Kept(folder=out))
     else:
-        replay(trace, Scenario(**OPTIONS), out=out, kv_events=kind == "kv events")
+        replay(trace, Scenario(**OPTIONS), kept=Kept(folder=out, kv_events=kind == "kv events"))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

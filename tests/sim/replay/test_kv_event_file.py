@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pandas as pd
+from pagecast.sim.replay.result import Kept
 from pagecast.sim.replay.simulation import replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
@@ -12,7 +13,7 @@ from pagecast.traces.read import read
 
 def test_an_index_that_follows_the_events_ends_with_what_the_pool_can_find(tmp_path: Path) -> None:
     trace = read("chat", limit=150)
-    result = replay(trace, Scenario(num_gpu_blocks=1200), out=tmp_path / "out", kv_events=True)
+    result = replay(trace, Scenario(num_gpu_blocks=1200), kept=Kept(folder=tmp_path / "out", kv_events=True))
     lines = (tmp_path / "out" / "kv_events.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
     findable: Counter[str] = Counter()
@@ -35,5 +36,5 @@ def test_an_index_that_follows_the_events_ends_with_what_the_pool_can_find(tmp_p
 
 def test_without_the_option_there_is_no_such_file(tmp_path: Path) -> None:
     trace = read("chat", limit=2)
-    replay(trace, Scenario(num_gpu_blocks=1200), out=tmp_path / "out")
+    replay(trace, Scenario(num_gpu_blocks=1200), kept=Kept(folder=tmp_path / "out"))
     assert not (tmp_path / "out" / "kv_events.jsonl").exists()

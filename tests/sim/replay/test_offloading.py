@@ -12,7 +12,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
 from pagecast.sim.machine.host_link import LinkSpec
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.replica.links import Link, Makespan
 from pagecast.sim.replica.replica import UNREADABLE
 from pagecast.sim.scenario import Scenario
@@ -37,7 +37,7 @@ def conversations(turns: int = 6, users: int = 12, tokens: int = 600, gap_s: flo
 
 
 def figures(trace: Trace, **fields: object) -> dict[str, object]:
-    return replay(trace, Scenario(**{**TIGHT, **fields}), keep_steps=False).summary
+    return replay(trace, Scenario(**{**TIGHT, **fields}), kept=Kept(steps=False)).summary
 
 
 def test_a_link_is_busy_for_a_share_of_the_makespan_whatever_it_carries_later():

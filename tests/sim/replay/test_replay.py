@@ -12,7 +12,7 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.decode_line import DecodeLine
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.fleet.simulation import replay_fleet
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.replay.rejections import at_any_load
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
@@ -256,7 +256,7 @@ def test_decisions_with_windows_do_not_depend_on_fast_forward(rows, fields):
     spans = [[(row["text"], 0, row["input_tokens"])] for row in rows]
     trace = trace_of([{k: v for k, v in row.items() if k != "text"} for row in rows], spans)
     fast, slow = (
-        replay(trace, Scenario(**fields), costs=Plain(), keep_steps=False, fast_forward=each)
+        replay(trace, Scenario(**fields), costs=Plain(), kept=Kept(steps=False), fast_forward=each)
         for each in (True, False)
     )
     pd.testing.assert_frame_equal(fast.requests, slow.requests, check_exact=True)
@@ -315,14 +315,19 @@ def compare_with_every_step(tmp_path_factory, profile, rows, fields, per_ctx, ho
     scenario = Scenario(**{**fields, "engine": profile})
     costs = Plain(decode_ns=3_000_017, per_ctx=per_ctx, host=host, arrival=120_000)
     folders = [tmp_path_factory.mktemp("run") for _ in range(2)]
-    fast = replay(trace, scenario, costs=costs, keep_steps=False)
+    fast = replay(trace, scenario, costs=costs, kept=Kept(steps=False))
     slow = replay(
-        trace, scenario, costs=costs, keep_steps=False, out=folders[1], fast_forward=False, check_every=5
+        trace,
+        scenario,
+        costs=costs,
+        kept=Kept(steps=False, folder=folders[1]),
+        fast_forward=False,
+        check_every=5,
     )
     pd.testing.assert_frame_equal(fast.requests, slow.requests, check_exact=True)
     for key in ("steps", "evicted_blocks", "preemptions", "failed_allocations", "peak_kv_usage"):
         assert fast.summary[key] == slow.summary[key]
-    replay(trace, scenario, costs=costs, out=folders[0])
+    replay(trace, scenario, costs=costs, kept=Kept(folder=folders[0]))
     logs = [pd.read_parquet(folder / "events.parquet") for folder in folders]
     pd.testing.assert_frame_equal(*logs)
 
@@ -341,7 +346,7 @@ def test_a_log_does_not_publish_blocks_before_their_commit(tmp_path):
         async_scheduling=True,
     )
     plain = replay(trace, scenario, costs=Plain())
-    logged = replay(trace, scenario, costs=Plain(), out=tmp_path)
+    logged = replay(trace, scenario, costs=Plain(), kept=Kept(folder=tmp_path))
     pd.testing.assert_frame_equal(plain.requests, logged.requests, check_exact=True)
     assert plain.summary["failed_allocations"] == logged.summary["failed_allocations"]
 
@@ -366,7 +371,7 @@ def test_no_pressure_leaves_a_request_behind(shared, profile, depth):
             max_num_batched_tokens=8192,
             max_model_len=200_000,
         )
-        result = replay(trace, scenario, keep_steps=False, check_every=1000)
+        result = replay(trace, scenario, kept=Kept(steps=False), check_every=1000)
         assert result.summary["completed"] + result.summary["rejected"] == len(trace)
         assert result.summary["preemptions"] > 0
         rejected = result.requests[result.requests.state == "rejected"]
@@ -384,7 +389,7 @@ def test_full_checks_on_every_step_change_nothing(shared):
 
 
 def test_a_run_can_be_repeated_from_its_folder(tmp_path):
-    first = replay(read("chat", limit=300), Scenario(num_gpu_blocks=2000), out=tmp_path)
+    first = replay(read("chat", limit=300), Scenario(num_gpu_blocks=2000), kept=Kept(folder=tmp_path))
     again = replay(read(tmp_path / "trace.parquet"), Scenario.load(tmp_path / "scenario.yaml"))
     pd.testing.assert_frame_equal(first.requests, again.requests, check_exact=True)
     saved = json.loads((tmp_path / "summary.json").read_text())
@@ -400,7 +405,9 @@ def test_a_run_can_be_repeated_from_its_folder(tmp_path):
 def test_steps_are_written_once_whether_or_not_they_are_kept(tmp_path, monkeypatch):
     monkeypatch.setattr("pagecast.sim.replay.recorder._FLUSH_ROWS", 50)
     for keep in (True, False):
-        result = replay(read("chat", limit=200), Scenario(), out=tmp_path / str(keep), keep_steps=keep)
+        result = replay(
+            read("chat", limit=200), Scenario(), kept=Kept(folder=tmp_path / str(keep), steps=keep)
+        )
         steps = pd.read_parquet(tmp_path / str(keep) / "steps.parquet")
         assert steps.steps.sum() == result.summary["steps"]
         assert len(result.steps) == (len(steps) if keep else 0)
@@ -408,7 +415,7 @@ def test_steps_are_written_once_whether_or_not_they_are_kept(tmp_path, monkeypat
 
 def test_a_replay_that_fails_leaves_the_folder_as_it_was(tmp_path):
     folder = tmp_path / "run"
-    replay(read("chat", limit=20), Scenario(), out=folder)
+    replay(read("chat", limit=20), Scenario(), kept=Kept(folder=folder))
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
     class Failing(Plain):
@@ -416,7 +423,7 @@ def test_a_replay_that_fails_leaves_the_folder_as_it_was(tmp_path):
             raise BadInput("no such batch")
 
     with pytest.raises(BadInput):
-        replay(read("chat", limit=30), Scenario(), costs=Failing(), out=folder)
+        replay(read("chat", limit=30), Scenario(), costs=Failing(), kept=Kept(folder=folder))
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
@@ -426,7 +433,7 @@ def test_a_folder_that_cannot_be_is_one_line(tmp_path):
     (tmp_path / "run" / "summary.json").mkdir(parents=True)
     for out in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / "run", ""):
         with pytest.raises(BadInput, match=r"--out"):
-            replay(read("chat", limit=5), Scenario(), out=out)
+            replay(read("chat", limit=5), Scenario(), kept=Kept(folder=out))
 
 
 def test_windows_of_attention_leave_room_for_more(tmp_path):

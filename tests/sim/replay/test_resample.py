@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.replay.replicates import Spread, Study, summary_figures, with_intervals
 from pagecast.sim.replay.resample import SESSIONS, WINDOWS_OF_TIME, redrawn, resample
 from pagecast.sim.scenario import Scenario
@@ -97,7 +97,7 @@ def test_it_says_what_sharing_is_lost():
 
 def test_intervals_stand_beside_the_figures_and_hold_the_forecast():
     trace, scenario = read("rag", limit=150), Scenario.make({})
-    result = replay(trace, scenario, keep_steps=False)
+    result = replay(trace, scenario, kept=Kept(steps=False))
     spread = Study(trace, scenario, workload=resample).spread(20, workers=1)
     body = with_intervals(result.summary, spread)
     assert body["ttft_s"]["low"]["p90"] < body["ttft_s"]["high"]["p90"]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.arrivals import ArrivalProcess
 from pagecast.traces.generate import Conversations, conversations
@@ -55,7 +55,7 @@ def checked(number):
     generator = np.random.default_rng(number)
     trace = drawn_trace(generator, number)
     scenarios = drawn_scenarios(generator)
-    results = [replay(trace, scenario, room=True) for scenario in scenarios]
+    results = [replay(trace, scenario, kept=Kept(room=True)) for scenario in scenarios]
     held = evicting = 0
     for base in results:
         for other in results:

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.replay.token_gaps import longest_gaps_s
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
@@ -20,5 +20,5 @@ def test_a_prompt_in_between_makes_a_gap_of_its_step():
     assert second < 0.1 * first  # decode steps, and a short prompt
     assert np.isnan(one)
     assert np.isnan(
-        longest_gaps_s(replay(Trace("three", pd.DataFrame(rows)), SCENARIO, keep_steps=False))
+        longest_gaps_s(replay(Trace("three", pd.DataFrame(rows)), SCENARIO, kept=Kept(steps=False)))
     ).all()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from pagecast.planner_app.wording.accuracy import expected_error
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.runs.bench_results import BenchResults
 from pagecast.sim.runs.client_share import CLIENT_SHARE
 from pagecast.sim.runs.forecast import forecast_results
@@ -18,7 +18,7 @@ SET_UP = Scenario(model="Qwen/Qwen3-8B", gpu="H100", costs="measured", num_gpu_b
 
 @pytest.fixture(scope="module")
 def served():
-    return replay(read("chat", limit=60), SET_UP, keep_steps=False)
+    return replay(read("chat", limit=60), SET_UP, kept=Kept(steps=False))
 
 
 def results_of(served, client=None):

@@ -13,7 +13,7 @@ from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.file import load
 from pagecast.sim.costs.calibration.option_costs import OptionCosts
 from pagecast.sim.fitting.option_fit import lookup_ns_of
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.runs.block_count import block_count
 from pagecast.sim.runs.forecast import forecast, scenario_of
 from pagecast.sim.runs.recorded import RecordedRun
@@ -81,14 +81,14 @@ def test_a_model_without_a_name_is_forecast_from_the_runs_description() -> None:
     run = RecordedRun.load(RUNS / "vllm-h200-gemma-3-4b-mooncake")
     layout = scenario_of(run).layout()
     assert {spec.window for spec in layout.specs} == {0, 1024}  # of full layers and of windowed ones
-    result = replay(run.trace("arrival"), scenario_of(run, "roofline"), keep_steps=False)
+    result = replay(run.trace("arrival"), scenario_of(run, "roofline"), kept=Kept(steps=False))
     assert result.summary["makespan_s"] == pytest.approx(measured(run).figures()["makespan_s"], rel=0.25)
 
 
 def test_a_forecast_speculates_as_the_recorded_run_did() -> None:
     run = RecordedRun.load(RUNS / "vllm-h200-qwen3-8b-ngram-azure-11")
     scenario = scenario_of(run, "auto")
-    result = replay(run.trace("arrival"), scenario, keep_steps=False)
+    result = replay(run.trace("arrival"), scenario, kept=Kept(steps=False))
     assert result.summary["tpot_s"]["mean"] < 0.005  # a step yields several tokens
     assert scenario.step_costs().name == "vllm-0.24-h200-qwen3-8b"
 

@@ -23,7 +23,7 @@ from pagecast.planner_app.reports.tune_report import tune_report
 from pagecast.planner_app.wording.note_sentences import sentence
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.fleet.settings import FleetSettings
-from pagecast.sim.replay import replay
+from pagecast.sim.replay import Kept, replay
 from pagecast.sim.replay.clients import ClosedLoop
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.bundled import resolve
@@ -68,7 +68,7 @@ def test_users_beyond_the_batch_are_admitted_where_the_level_lets_them_wait():
     # Four places and answers of one length: who has to wait for a place waits as long as one takes.
     columns = {"arrival_s": [0.0] * 40, "input_tokens": [33] * 40, "output_tokens": [32] * 40}
     trace, scenario = Trace("even", table(columns)), Scenario(costs="roofline", max_num_seqs=4)
-    alone = replay(trace, scenario, arrivals=partial(ClosedLoop, users=1), keep_steps=False)
+    alone = replay(trace, scenario, arrivals=partial(ClosedLoop, users=1), kept=Kept(steps=False))
     answer_s = alone.summary["e2e_s"]["max"]
     some = tune(trace, scenario, "block_size", TuneOptions(values="16", slo=f"e2e_p99<{2.6 * answer_s:.4f}s"))
     assert 4 < some.table["admissible_concurrency"][0] < 16
