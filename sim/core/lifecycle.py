@@ -51,7 +51,6 @@ class Lifecycle:
         log: EventLog,
         drafter: Drafter | None = None,
         offloading: Offloading | None = None,
-        intake: Intake | None = None,
         *,
         drafting: DraftingRules = RESERVED,
     ) -> None:
@@ -62,9 +61,9 @@ class Lifecycle:
         self.log = log
         self.requests: dict[str, Request] = {}
         self.preemptions = 0
+        self.intake: Intake | None = None
         self.clips_max_tokens = False  # those beyond the model's length are lowered, not refused
         self.drafter = drafter
-        self.intake = intake
         self.swap = SwapSpace(limits.swap_blocks, limits.block_size) if limits.swap_blocks else None
         self.offloading = offloading
         self.encoder: Encoder | None = None

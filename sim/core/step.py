@@ -6,13 +6,12 @@ Rules let running requests compute, admit waiting ones and preempt. `seal` turns
 from __future__ import annotations
 
 from pagecast.sim.core.decoders import admission_order
-from pagecast.sim.core.drafter import Drafter, DraftingRules
+from pagecast.sim.core.drafter import DraftingRules
 from pagecast.sim.core.events import EventLog
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.head_start import NO_START, HeadStart, StartKind
 from pagecast.sim.core.memory.hit import Hit
-from pagecast.sim.core.memory.memory import Memory
 from pagecast.sim.core.plan import Chunk, StepPlan, Transfer, counts_as_decode
 from pagecast.sim.core.queue import Queue
 from pagecast.sim.core.request import Request, State
@@ -39,9 +38,8 @@ class Step:
     decoding request in this sense: all go on in chunks.
     """
 
-    def __init__(
-        self, lifecycle: Lifecycle, memory: Memory, drafter: Drafter | None, rules: DraftingRules
-    ) -> None:
+    def __init__(self, lifecycle: Lifecycle, rules: DraftingRules) -> None:
+        memory, drafter = lifecycle.memory, lifecycle.drafter
         self.lifecycle = lifecycle
         self.limits: Limits = lifecycle.limits
         self.running: Running = lifecycle.running

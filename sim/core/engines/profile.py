@@ -206,7 +206,7 @@ class Profile:
         memory = KvMemory(limits, log, running.findable, eviction, rules, numbered=numbered)
         memory.commits_late = self.publish_at_commit and not self.publish_output_at_end
         lifecycle = self._lifecycle(limits, memory, running, log, drafter)
-        step = Step(lifecycle, memory, drafter, self.drafting)
+        step = Step(lifecycle, self.drafting)
         if memory.plain:
             return Parts(lifecycle, step, self.mix(limits), Stride(lifecycle, memory, step))
         return Parts(lifecycle, step, self.hybrid_mix(limits, memory), HybridStride(lifecycle, memory, step))
@@ -256,9 +256,9 @@ class Profile:
             log,
             drafter,
             self.offloading(limits, memory, running, log),
-            None if self.intake is None else self.intake(limits),
             drafting=self.drafting,
         )
+        lifecycle.intake = None if self.intake is None else self.intake(limits)
         lifecycle.clips_max_tokens = self.clips_max_tokens
         return lifecycle
 

@@ -12,7 +12,6 @@ from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.engines.sglang.inbox import Inbox
 from pagecast.sim.core.engines.sglang.memory import RadixMemory
 from pagecast.sim.core.events import EventKind, EventLog
-from pagecast.sim.core.intake import Intake
 from pagecast.sim.core.lifecycle import Lifecycle
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.plan import Outcome, StepPlan
@@ -35,10 +34,9 @@ class RadixLifecycle(Lifecycle):
         queue: Queue,
         running: Running,
         log: EventLog,
-        intake: Intake | None = None,
         inbox: Inbox | None = None,
     ) -> None:
-        super().__init__(limits, memory, queue, running, log, None, None, intake)
+        super().__init__(limits, memory, queue, running, log)
         self.inbox = inbox
         self._radix = memory
 

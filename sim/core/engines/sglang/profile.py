@@ -54,11 +54,11 @@ class SglangProfile(Profile):
         running = self.running(limits)
         memory = RadixMemory(limits, log, settings.eviction)
         order = LongestPrefixFirst() if limits.policy == "lpm" else SglangFcfs()
-        intake = None if self.intake is None else self.intake(limits)
         queue = Queue(order, memory)
         inbox = Inbox(settings.recv_interval, queue) if settings.recv_interval > 1 else None
-        lifecycle = RadixLifecycle(limits, memory, queue, running, log, intake, inbox)
-        step = Step(lifecycle, memory, None, self.drafting)
+        lifecycle = RadixLifecycle(limits, memory, queue, running, log, inbox)
+        lifecycle.intake = None if self.intake is None else self.intake(limits)
+        step = Step(lifecycle, self.drafting)
         mix = SglangMix(settings, memory, order, inbox)
         return Parts(lifecycle, step, mix, RadixStride(lifecycle, memory, step, mix))
 
