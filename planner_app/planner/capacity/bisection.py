@@ -200,10 +200,10 @@ class CapacityQuestion:
         return replace(question, trace=trace, rate=requests_per_s(trace) if ask.kind == "rate" else self.rate)
 
     def _search(self, ask: Ask) -> LoadSearch:
-        low, high = limits(ask.kind, self.most_users)
+        bounds = limits(ask.kind, self.most_users)
         outcomes: dict[int, LoadTrial] = {}
         if ask.lasts:
-            answer = self._settle(ask, low, high, outcomes)
+            answer = self._settle(ask, bounds, outcomes)
         else:
 
             def holds(at: int) -> bool:
@@ -213,8 +213,7 @@ class CapacityQuestion:
 
             answer = largest(
                 holds,
-                low,
-                high,
+                bounds,
                 start=ask.start,
                 step=partial(_distance, outcomes, ask.step),
                 resolution=ask.resolution,
@@ -228,7 +227,7 @@ class CapacityQuestion:
         beyond = outcomes[min(above)] if above else None
         return LoadSearch(ask.kind, answer, at, beyond, tuple(outcomes[step] for step in sorted(outcomes)))
 
-    def _settle(self, ask: Ask, low: int, high: int, outcomes: dict[int, LoadTrial]) -> LargestStep:
+    def _settle(self, ask: Ask, bounds: tuple[int, int], outcomes: dict[int, LoadTrial]) -> LargestStep:
         """Searches by long loads. Where one fails, the rate at which its requests ended is the next guess."""
         thorough = self.ask.thorough
         work = Lasting.of(self.trace, amount("rate", ask.start), self.ask.most_requests, thorough=thorough)
@@ -243,7 +242,7 @@ class CapacityQuestion:
             return outcomes[at].holds
 
         def guess(at: int) -> int:
-            return max(step_of(settling[at]), low)
+            return max(step_of(settling[at]), bounds[0])
 
         def stride_up(at: int) -> int:
             far = max(map(excess, outcomes[at].terms), default=0.0)
@@ -252,8 +251,7 @@ class CapacityQuestion:
         return settle(
             holds,
             guess,
-            low,
-            high,
+            bounds,
             start=ask.start,
             resolution=ask.resolution,
             stride_up=stride_up,

@@ -32,8 +32,7 @@ class LargestStep:
 
 def largest(
     holds: Callable[[int], bool],
-    low: int,
-    high: int,
+    bounds: tuple[int, int],
     *,
     start: int,
     step: int | Distance = 1,
@@ -42,7 +41,7 @@ def largest(
     prudent: bool = False,
     guess: Guess | None = None,
 ) -> LargestStep:
-    """The largest step between `low` and `high` that holds, given that larger ones tend to fail.
+    """The largest step within `bounds` that holds, given that larger ones tend to fail.
 
     From `start` it goes in strides of `step` that double until a step that holds lies below one that fails,
     then halves the steps between to `resolution`, in turn with `guess` where there is one. A `step` that
@@ -51,6 +50,7 @@ def largest(
     goes on from there: a single unlucky step does not decide. `prudent`: a single lucky one does not either:
     where a step shortly below the answer fails, the search goes on below all that failed.
     """
+    low, high = bounds
     outcomes: dict[int, bool] = {}
 
     def ask(at: int) -> bool:
@@ -89,20 +89,20 @@ def largest(
 def settle(
     holds: Callable[[int], bool],
     guess: Callable[[int], int],
-    low: int,
-    high: int,
+    bounds: tuple[int, int],
     *,
     start: int,
     resolution: int = 1,
     stride_up: Callable[[int], int] | None = None,
 ) -> LargestStep:
-    """The largest step that holds, with few tries, from a `start` near it.
+    """The largest step within `bounds` that holds, with few tries, from a `start` near it.
 
     While a step fails, the next try is `guess` of it: at least one stride lower, at most `_FURTHEST` strides,
     and the stride doubles each time. A guess that holds is likely the answer, so the step above it is next.
     Where `start` holds, the search goes up as in `largest`, at first by `stride_up` of it. The rest is
     bisected.
     """
+    low, high = bounds
     outcomes: dict[int, bool] = {}
 
     def ask(at: int) -> bool:

@@ -77,21 +77,21 @@ class Constant:
 
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 90), st.integers(0, 500))
 def test_the_last_step_that_holds_is_found_from_anywhere(high, start, step, last):
-    answer = largest(lambda at: at <= last, 1, high, start=start, step=step)
+    answer = largest(lambda at: at <= last, (1, high), start=start, step=step)
     assert answer.value == (min(last, high) if last else None)
     assert answer.at_limit == (last >= high)
     assert answer.doubtful is None
 
 
 def test_an_unlucky_step_does_not_stand_for_all_above_it():
-    answer = largest(lambda at: at <= 40 and at != 20, 1, 100, start=19, step=1)
+    answer = largest(lambda at: at <= 40 and at != 20, (1, 100), start=19, step=1)
     assert answer.value == 40
     assert answer.doubtful == (20, 40)
 
 
 def test_a_search_takes_few_evaluations():
     asked = []
-    largest(lambda at: asked.append(at) or at <= 777, 1, 8192, start=300, step=75)
+    largest(lambda at: asked.append(at) or at <= 777, (1, 8192), start=300, step=75)
     assert len(asked) == len(set(asked)) <= 16
 
 
@@ -99,8 +99,7 @@ def test_a_search_that_knows_how_far_takes_fewer():
     asked = []
     answer = largest(
         lambda at: asked.append(at) or at <= 313,
-        1,
-        8192,
+        (1, 8192),
         start=301,
         step=lambda at: abs(314 - at),
         resolution=6,
@@ -114,7 +113,7 @@ def test_a_search_that_knows_how_far_takes_fewer():
 @given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 90), st.integers(0, 500), st.integers(0, 9))
 def test_a_wrong_distance_misses_no_answer(high, start, resolution, last, distance):
     answer = largest(
-        lambda at: at <= last, 1, high, start=start, step=lambda _: distance, resolution=resolution
+        lambda at: at <= last, (1, high), start=start, step=lambda _: distance, resolution=resolution
     )
     assert (answer.value or 0) <= min(last, high) < (answer.value or 0) + resolution + (not answer.value)
 
@@ -312,7 +311,9 @@ def test_sessions_that_serving_makes_longer_are_kept_up_with():
 
 @given(st.integers(1, 200), st.integers(0, 200), st.integers(1, 4), st.integers(-40, 40))
 def test_a_rate_is_settled_whatever_is_guessed(start, last, resolution, off):
-    answer = settle(lambda at: at <= last, lambda at: last + off, 1, 200, start=start, resolution=resolution)
+    answer = settle(
+        lambda at: at <= last, lambda at: last + off, (1, 200), start=start, resolution=resolution
+    )
     if not last:
         assert answer.value is None
     else:
@@ -322,7 +323,7 @@ def test_a_rate_is_settled_whatever_is_guessed(start, last, resolution, off):
 
 def test_a_good_guess_settles_a_rate_in_four_loads():
     asked = []
-    settle(lambda at: asked.append(at) or at <= 63, lambda at: 63, -900, 900, start=69, resolution=2)
+    settle(lambda at: asked.append(at) or at <= 63, lambda at: 63, (-900, 900), start=69, resolution=2)
     assert asked == [69, 63, 65]
 
 
@@ -410,7 +411,7 @@ def test_a_lucky_step_between_ones_that_fail_is_no_answer() -> None:
 
     def tell(prudent: bool) -> int | None:
         return largest(
-            holds, 1, 1024, start=701, step=175, resolution=14, verify=False, prudent=prudent
+            holds, (1, 1024), start=701, step=175, resolution=14, verify=False, prudent=prudent
         ).value
 
     assert tell(prudent=False) == 876
