@@ -38,7 +38,12 @@ def installed(tmp_path_factory) -> Path:
 def test_an_installation_has_every_file(installed):
     files = files_of(installed / "pagecast")
     assert files == files_of(ROOT / "src" / "pagecast")
-    assert {"py.typed", "traces/samples/chat.jsonl.gz", "sim/machine/models.json"} < files
+    assert {
+        "py.typed",
+        "traces/samples/chat.jsonl.gz",
+        "sim/machine/models.json",
+        "sim/machine/gpus.csv",
+    } < files
 
 
 def test_mypy_sees_the_types_of_an_installation(installed, tmp_path):
