@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagecast.planner_app import console
-from pagecast.planner_app.reports.looks import SCRIPT, STYLE
 from pagecast.sim.core.errors import CannotRunHere
 from pagecast.traces.write import replacing
 
@@ -88,7 +87,7 @@ def page(
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{escape(title)}</title><style>{STYLE}</style></head><body><main>"
+        f"<title>{escape(title)}</title><style>{_text('css')}</style></head><body><main>"
         f"<h1>{escape(title)}</h1><p class=lead>{escape(lead)}</p><div class=cards>{card_html}</div>{body}"
         + (f"<section><h2>Notes on these figures</h2><ul>{items}</ul></section>" if items else "")
         + f"</main>{_scripts(figures)}</body></html>\n"
@@ -147,8 +146,13 @@ def _scripts(figures: list[str]) -> str:
     return (
         f'<script type="application/json" id="figures">[{data}]</script>'
         "<!-- plotly.js, copyright Plotly, Inc., MIT licence: https colon //plotly.com/javascript -->"
-        f'<script type="text/plain" id="plotly">{code}</script><script>{SCRIPT}</script>'
+        f'<script type="text/plain" id="plotly">{code}</script><script>{_text("js")}</script>'
     )
+
+
+def _text(kind: str) -> str:
+    """The style sheet or the script that a page carries inside."""
+    return Path(__file__).with_name(f"report.{kind}").read_text(encoding="utf-8")
 
 
 def plain_figures(text: str) -> list[dict[str, object]]:

@@ -1,10 +1,15 @@
-"""The pool as a grid that plays: frames go to the browser a part at a time, and clicks come back."""
+"""The pool as a grid that plays: frames go to the browser a part at a time, and clicks come back.
+
+In the browser `pool.js` draws them on a canvas; play and scrub ask no server. It fetches nothing and puts no
+text into the page as HTML. It tells of a click (`block`) and of where play stopped (`frame`).
+"""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +17,6 @@ import numpy.typing as npt
 import streamlit as st
 from pagecast.planner_app.dashboard.blocks.frames import WHOSE, Frames, Look
 from pagecast.planner_app.dashboard.blocks.log import CODES
-from pagecast.planner_app.dashboard.blocks.pool_script import CSS, HTML, JS
 from pagecast.sim.core.events import EventKind
 
 # Blues and greens are requests, warm colours what concerns all: apart for colour-blind eyes by lightness.
@@ -90,7 +94,13 @@ def show_pool(
 
 def _component() -> Any:
     # Registered anew with each run: a registry belongs to a server, and registering is cheap.
-    return st.components.v2.component("pagecast_pool", html=HTML, css=CSS, js=JS)
+    parts = {kind: _text(kind) for kind in ("html", "css", "js")}
+    return st.components.v2.component("pagecast_pool", **parts)
+
+
+@cache
+def _text(kind: str) -> str:
+    return Path(__file__).with_name(f"pool.{kind}").read_text(encoding="utf-8")
 
 
 @cache

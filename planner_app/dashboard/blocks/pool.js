@@ -1,56 +1,3 @@
-"""The block view's own part in the browser: it draws frames on a canvas; play and scrub ask no server.
-
-It fetches nothing and puts no text into the page as HTML. Python gives it `frames.Frames`, and
-hears of a click (`block`) and of where play stopped (`frame`).
-"""
-
-from __future__ import annotations
-
-HTML = """
-<div class="pool">
-  <div class="bar" role="group" aria-label="Playback">
-    <button type="button" class="play">Play</button>
-    <button type="button" class="back" aria-label="One step back">&#8249; Step</button>
-    <button type="button" class="next" aria-label="One step on">Step &#8250;</button>
-    <input type="range" class="scrub" min="0" value="0" aria-label="Step of the replay">
-    <select class="speed" aria-label="Speed"></select>
-  </div>
-  <div class="where" role="status"></div>
-  <div class="legend"></div>
-  <div class="both">
-    <div class="left"><canvas aria-label="The pool, a cell a block"></canvas><div class="hint"></div></div>
-    <pre class="log" tabindex="0" aria-label="Event log"></pre>
-  </div>
-</div>
-"""
-
-CSS = """
-.pool { font-family: var(--st-font); color: var(--st-text-color); font-size: 0.875rem; }
-.bar { display: flex; flex-wrap: wrap; gap: 0.5rem; align-items: center; }
-.bar button, .bar select {
-  font: inherit; color: inherit; background: var(--st-secondary-background-color); cursor: pointer;
-  border: 1px solid rgba(128,128,128,0.5); border-radius: 0.4rem; padding: 0.25rem 0.7rem;
-}
-.bar select option { background: var(--st-background-color); color: var(--st-text-color); }
-.bar .play { min-width: 4.5rem; font-weight: 600; }
-.bar button:disabled { opacity: 0.45; cursor: default; }
-.bar :focus-visible, canvas:focus-visible { outline: 2px solid var(--st-primary-color); }
-.scrub { flex: 1 1 12rem; accent-color: var(--st-primary-color); }
-.where { margin: 0.5rem 0 0.25rem; font-variant-numeric: tabular-nums; min-height: 1.3em; }
-.legend { display: flex; flex-wrap: wrap; gap: 0.25rem 1.1rem; margin-bottom: 0.5rem; }
-.legend span { display: inline-flex; align-items: center; gap: 0.35rem;
-  font-variant-numeric: tabular-nums; }
-.both { display: grid; grid-template-columns: minmax(0, 1fr) minmax(15rem, 24rem); gap: 1rem; }
-.left { min-width: 0; }
-canvas { display: block; cursor: pointer; touch-action: manipulation; }
-.hint { min-height: 1.5em; margin-top: 0.3rem; }
-.log { margin: 0; overflow: auto; font-family: var(--st-code-font); font-size: 0.75rem; line-height: 1.45;
-  white-space: pre-wrap; overflow-wrap: anywhere; box-sizing: border-box; padding: 0.5rem;
-  background: var(--st-secondary-background-color); border-radius: 0.4rem; max-height: 30rem; }
-@media (max-width: 760px) { .both { grid-template-columns: 1fr; } .log { max-height: 12rem; } }
-"""
-
-JS = r"""
 const FREE = 0, CACHED = 1, REQUEST = 2, TAIL = 3, SHARED = 4, LOADING = 5;
 const KEPT = 256, MOST_CELLS = 65536, LINES = 400;
 
@@ -389,4 +336,3 @@ class View {
     this.component.setStateValue("block", block);
   }
 }
-"""
