@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 from pagecast.sim.core.errors import BadInput
-from pagecast.traces.schema import Floats
+from pagecast.traces.arrays import Floats
 
 KINDS = ("poisson", "gamma", "weibull", "even")
 MAX_ARRIVALS = 20_000_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+from pagecast.traces.arrays import Flags, Ints
 from pagecast.traces.prefixes import Paths
-from pagecast.traces.schema import Ints, starts
+from pagecast.traces.schema import starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class BlockRuns:
     row: Ints
     first: Ints
     length: Ints
-    shared: npt.NDArray[np.bool_]  # whether any other run may have the same names
+    shared: Flags  # whether any other run may have the same names
     names: int
 
 

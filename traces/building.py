@@ -12,10 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from pagecast.traces.arrays import Ints
 from pagecast.traces.checks import Problem, find_disorder, find_problem
 from pagecast.traces.operations import sort as sort_trace
 from pagecast.traces.records import Record
-from pagecast.traces.schema import DEFAULTS, INTEGERS, MEASURED, SECONDS, Ints, Spans, Trace, starts, table
+from pagecast.traces.schema import DEFAULTS, INTEGERS, MEASURED, SECONDS, Spans, Trace, starts, table
 from pagecast.traces.source import Source
 
 NO_REQUESTS = "no requests in it; a trace needs at least one"

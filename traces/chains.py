@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from pagecast.traces.schema import Ints, Trace
+from pagecast.traces.arrays import Ints
+from pagecast.traces.schema import Trace
 
 
 def session_numbers(trace: Trace, unnamed: Ints) -> Ints:

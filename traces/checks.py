@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.content import own_prompt
 from pagecast.sim.core.retention import Retention
-from pagecast.traces.schema import NAMES, SECONDS, Ints, Spans, Trace
+from pagecast.traces.arrays import Flags, Ints
+from pagecast.traces.schema import NAMES, SECONDS, Spans, Trace
 from pagecast.traces.texts import draft_numbers, multimodal_items
 
 MAX_TOKENS = 1 << 40
@@ -74,7 +74,7 @@ def find_problem(trace: Trace) -> Problem | None:
     )
 
 
-def _first(bad: npt.NDArray[np.bool_], field: str, text: str) -> Problem | None:
+def _first(bad: Flags, field: str, text: str) -> Problem | None:
     rows = np.flatnonzero(bad)
     return Problem(int(rows[0]), field, text) if len(rows) else None
 

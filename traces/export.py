@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pagecast.traces.arrays import Ints
 from pagecast.traces.blocks import block_ids, block_runs
 from pagecast.traces.prefixes import paths
 from pagecast.traces.readers.mooncake import BLOCK_TOKENS, TRACE_COLUMNS
-from pagecast.traces.schema import COLUMNS, DEFAULTS, Ints, Spans, Trace
+from pagecast.traces.schema import COLUMNS, DEFAULTS, Spans, Trace
 
 # What is lost of these is reported in other words.
 _REPORTED_APART = ("n", "output_content", "output_offset")

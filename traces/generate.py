@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
+from pagecast.traces.arrays import Flags, Floats, Ints
 from pagecast.traces.arrivals import MAX_ARRIVALS, ArrivalProcess, Starts
 from pagecast.traces.lengths import Law, tokens
 from pagecast.traces.operations import select, sort
-from pagecast.traces.schema import Floats, Ints, Spans, Trace, starts, table
+from pagecast.traces.schema import Spans, Trace, starts, table
 from pagecast.traces.seeds import checked_seed
 
 
@@ -142,7 +142,7 @@ def _pick_systems(shape: Conversations, count: int, rng: np.random.Generator) ->
     return picked, np.asarray(shape.system_prompts, dtype=np.int64)[picked]
 
 
-def _before_overflow(over: npt.NDArray[np.bool_], first: Ints, turns: Ints) -> npt.NDArray[np.bool_]:
+def _before_overflow(over: Flags, first: Ints, turns: Ints) -> Flags:
     """Which turns come before the first one of their session that is `over`."""
     upto = np.cumsum(over)
     return np.asarray(upto - np.repeat((upto - over)[first], turns) == 0)

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from pagecast.sim.core.errors import BadInput
+from pagecast.traces.arrays import Floats, Ints
 from pagecast.traces.blocks import BlockRuns, block_runs
 from pagecast.traces.prefixes import paths
-from pagecast.traces.schema import Floats, Ints, Trace, starts
+from pagecast.traces.schema import Trace, starts
 
 BLOCK_SIZE = 16  # vLLM's
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 from pagecast.sim.core.errors import BadInput
-from pagecast.traces.schema import Floats, Ints
+from pagecast.traces.arrays import Floats, Ints
 
 HELP = (
     "fixed:512, uniform:64-1024, normal:mean=1000,sd=200[,min=1,max=2000], truncated:mean=1000,sd=200, "

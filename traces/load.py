@@ -20,12 +20,13 @@ from typing import Any, Literal
 import numpy as np
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.option import option
+from pagecast.traces.arrays import Ints
 from pagecast.traces.arrivals import MAX_ARRIVALS
 from pagecast.traces.generate import Conversations, conversations, two_spans
 from pagecast.traces.lengths import HELP, ConstantLength, Law, Uniform, parse, tokens
 from pagecast.traces.operations import columns_of, in_turn, repeat, select
 from pagecast.traces.pace import Pace
-from pagecast.traces.schema import Concurrency, Ints, Trace, table
+from pagecast.traces.schema import Concurrency, Trace, table
 from pagecast.traces.seeds import checked_seed
 
 _REQUESTS, _FOR_EACH = 1000, 10  # made requests, in all and for each that may be under way

@@ -14,18 +14,9 @@ import numpy as np
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.content import own_output, own_prompt
+from pagecast.traces.arrays import Ints
 from pagecast.traces.chains import Chains
-from pagecast.traces.schema import (
-    COLUMNS,
-    TEXTS,
-    Ints,
-    Recipe,
-    Spans,
-    Trace,
-    nominal_arrival_s,
-    starts,
-    table,
-)
+from pagecast.traces.schema import COLUMNS, TEXTS, Recipe, Spans, Trace, nominal_arrival_s, starts, table
 
 _FIRST_PRIVATE = own_prompt(0)
 assert (own_output(0), own_prompt(1)) == (_FIRST_PRIVATE + 1, _FIRST_PRIVATE + 2)

@@ -7,7 +7,7 @@ from math import inf
 
 import numpy as np
 from pagecast.sim.core.errors import BadInput
-from pagecast.traces.schema import Floats
+from pagecast.traces.arrays import Floats
 
 _SEEDS = 2**32  # of numpy's older generator
 

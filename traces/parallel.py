@@ -11,8 +11,9 @@ from dataclasses import replace
 import numpy as np
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.content import own_output, own_prompt
+from pagecast.traces.arrays import Ints
 from pagecast.traces.arrivals import MAX_ARRIVALS
-from pagecast.traces.schema import COLUMNS, Ints, Spans, Trace, starts, table
+from pagecast.traces.schema import COLUMNS, Spans, Trace, starts, table
 
 SAMPLES = "n"
 

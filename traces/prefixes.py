@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from pagecast.sim.core.identity.content import own_output, own_prompt
-from pagecast.traces.schema import Ints, Trace
+from pagecast.traces.arrays import Ints
+from pagecast.traces.schema import Trace
 
 SCOPE = ("model", "adapter", "tokenizer", "positional", "salt")
 _FIRST_PRIVATE = own_prompt(0)

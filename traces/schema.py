@@ -12,12 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
+from pagecast.traces.arrays import Floats, Ints
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Recipe = Mapping[str, Any]  # of a generated trace; see `traces.recipe`
 RECIPE = "generated"  # its name in our own files
 CONCURRENCY = "concurrency"  # likewise of the limit that clients keep
@@ -170,7 +168,7 @@ class Trace:
     name: str
     requests: pd.DataFrame
     spans: Spans | None = None
-    token_ids: list[npt.NDArray[np.int64]] | None = None
+    token_ids: list[Ints] | None = None
     notes: tuple[str, ...] = field(default=())
     recipe: Recipe | None = None
     block_tokens: int | None = None

@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 from pagecast.sim.core.errors import BadInput
+from pagecast.traces.arrays import Floats
 from pagecast.traces.arrivals import ArrivalProcess
 from pagecast.traces.lengths import Empirical, tokens
-from pagecast.traces.schema import Floats, Trace, table
+from pagecast.traces.schema import Trace, table
 from pagecast.traces.seeds import checked_seed
 from pagecast.traces.source import MAX_BYTES, MAX_LINE_BYTES, open_source
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.content import own_prompt
-from pagecast.traces.schema import Ints, Spans, Trace, starts
+from pagecast.traces.arrays import Ints
+from pagecast.traces.schema import Spans, Trace, starts
 from pagecast.traces.seeds import checked_seed
 
 

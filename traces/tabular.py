@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+from pagecast.traces.arrays import Flags, Floats, Ints
 from pagecast.traces.building import NO_REQUESTS, apart, finish, trace_name
-from pagecast.traces.schema import Floats, Ints, Trace, table
+from pagecast.traces.schema import Trace, table
 from pagecast.traces.source import HEAD_BYTES, MIB, Source
 from pyarrow import csv
 
@@ -166,7 +166,7 @@ class TextTable:
         note = f"left out, for they generated nothing: {int((~keep).sum()):,} of {len(keep):,} requests"
         return self.only(keep).finish(columns_left, sort=sort, time_field=time_field, notes=[note])
 
-    def only(self, keep: npt.NDArray[np.bool_]) -> TextTable:
+    def only(self, keep: Flags) -> TextTable:
         """The rows that `keep` names."""
         rows = np.flatnonzero(keep)
         places = rows if self.rows is None else self.rows[rows]

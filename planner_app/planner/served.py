@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from pagecast.planner_app.wording.quantities import counted
 from pagecast.sim.replay.rejections import at_any_load
+from pagecast.traces.arrays import Flags, Floats
 
 ENDLESS = ("ttft", "e2e", "queue")  # what an unserved request waits for; other latencies are of those served
 
@@ -77,7 +77,7 @@ class RequestCounts:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def offered(requests: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def offered(requests: pd.DataFrame) -> Flags:
     """Which requests count: all but those that are rejected at any load."""
     counts = np.ones(len(requests), dtype=np.bool_)
     rejected = np.flatnonzero(requests["state"].to_numpy() == "rejected")
@@ -86,12 +86,12 @@ def offered(requests: pd.DataFrame) -> npt.NDArray[np.bool_]:
     return counts
 
 
-def rejected_for_load(requests: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def rejected_for_load(requests: pd.DataFrame) -> Flags:
     """Which requests were rejected that would be served at another load."""
     return np.asarray((requests["state"].to_numpy() == "rejected") & offered(requests), dtype=np.bool_)
 
 
-def unserved(requests: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def unserved(requests: pd.DataFrame) -> Flags:
     """Which of the requests that count ended before their clients got a first token.
 
     A client that leaves during the step of its first token is gone when that comes, at the request's end.
@@ -102,7 +102,7 @@ def unserved(requests: pd.DataFrame) -> npt.NDArray[np.bool_]:
     return np.asarray(offered(requests) & ended_early & without_token, dtype=np.bool_)
 
 
-def latencies(requests: pd.DataFrame, latency: str) -> npt.NDArray[np.float64]:
+def latencies(requests: pd.DataFrame, latency: str) -> Floats:
     """Seconds of each request that has a latency, infinite where it has no end (`ENDLESS`)."""
     values = requests[f"{latency}_s"].to_numpy(np.float64, copy=True)
     values[requests["state"].to_numpy() == "rejected"] = np.nan

@@ -23,11 +23,11 @@ from math import ceil, inf
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from pagecast.planner_app.planner.served import ENDLESS, RequestCounts, latencies
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay import Result
+from pagecast.traces.arrays import Flags, Floats
 
 LATENCIES = ("ttft", "tpot", "e2e", "queue", "prefill", "decode")
 _ITL = "itl"  # replays have its statistics, but no value for each request
@@ -126,7 +126,7 @@ class Goodput:
         holds = share >= self.bound if self.inclusive else share > self.bound
         return TermVerdict(self.text, share, self.bound, holds)
 
-    def good(self, requests: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def good(self, requests: pd.DataFrame) -> Flags:
         """Which requests are good."""
         good = requests["state"].to_numpy() == "completed"
         for latency, bound_s, inclusive in self.bounds:
@@ -170,7 +170,7 @@ class Slo:
             terms += served_terms(table)
         return Verdict(all(term.holds for term in terms), terms)
 
-    def good(self, requests: pd.DataFrame) -> npt.NDArray[np.bool_]:
+    def good(self, requests: pd.DataFrame) -> Flags:
         """Which requests completed and keep every bound of the level, percentiles' bounds included.
 
         Their share is the goodput of a replay: a level of `ttft_p99<2s` asks each request for less than 2 s.
@@ -205,7 +205,7 @@ def excess(term: TermVerdict) -> float:
     return value / bound
 
 
-def _percentile(values: npt.NDArray[np.float64], percent: float) -> float:
+def _percentile(values: Floats, percent: float) -> float:
     """The linear percentile; infinite where a value that it lies between is."""
     finite = values[np.isfinite(values)]
     place = round((len(values) - 1) * percent / 100, 9)

@@ -7,7 +7,6 @@ what these figures amount to (`style.caption_of`). Needs plotly.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import plotly.graph_objects as go
 from pagecast.planner_app.reports.style import (
@@ -25,8 +24,7 @@ from pagecast.planner_app.reports.style import (
 )
 from pagecast.planner_app.wording.quantities import seconds
 from pagecast.sim.replay.metrics import cached_and_uncached
-
-Floats = npt.NDArray[np.float64]
+from pagecast.traces.arrays import Floats
 
 TITLES = {
     "ttft_s": "TTFT",

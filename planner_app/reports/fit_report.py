@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import plotly.graph_objects as go
 from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 from pagecast.planner_app.reports.style import chart, marker
@@ -14,8 +13,7 @@ from pagecast.sim.costs.calibration.file import Calibration
 from pagecast.sim.fitting.build import CalibrationRun
 from pagecast.sim.fitting.features import step_table
 from pagecast.sim.fitting.fit import Fit
-
-Floats = npt.NDArray[np.float64]
+from pagecast.traces.arrays import Flags, Floats
 
 _MOST_POINTS = 3000  # of a chart
 _DECODE = {"1 to 8 requests": (1, 8), "9 to 64": (9, 64), "65 or more": (65, 1 << 40)}
@@ -31,9 +29,9 @@ class _Steps:
     n: Floats
     ctx: Floats
     tokens: Floats
-    prompts: npt.NDArray[np.bool_]
+    prompts: Flags
 
-    def where(self, rows: npt.NDArray[np.bool_]) -> _Steps:
+    def where(self, rows: Flags) -> _Steps:
         """Those rows, thinned out to what a chart can show."""
         indices = np.flatnonzero(rows)
         if len(indices) > _MOST_POINTS:

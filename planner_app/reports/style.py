@@ -11,10 +11,8 @@ from html import escape
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import plotly.graph_objects as go
-
-Floats = npt.NDArray[np.float64]
+from pagecast.traces.arrays import Floats
 
 BLUE, VERMILLION, GREEN, PURPLE, GREY, ORANGE = (
     "#0072B2",

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 from pagecast.planner_app.server.generation import Generation
 from pagecast.planner_app.server.text import GrowingText
 from pagecast.planner_app.server.tokenizer import Tokenizer
 from pagecast.sim.core.identity.content import tokens
+from pagecast.traces.arrays import Ints
 
 Mode = Literal["random", "echo"]
 _NAMES = 1 << 62
@@ -53,7 +53,7 @@ class Answers:
         self._lengths = lengths or Lengths()
         self._random = random.Random(seed)
 
-    def write(self, generation: Generation, max_model_len: int) -> npt.NDArray[np.int64]:
+    def write(self, generation: Generation, max_model_len: int) -> Ints:
         """Decides the answer: sets `tokens` and `ending` of the generation. Returns the token ids, int64."""
         sampling = generation.sampling
         room = max(max_model_len - len(generation.prompt), 1)
@@ -90,14 +90,12 @@ class Answers:
         mark = f"{sampling.seed} {choice} {generation.adapter} ".encode()
         return xxhash.xxh3_64_intdigest(mark + prompt) % _NAMES
 
-    def _made_up(self, name: int, count: int) -> npt.NDArray[np.int64]:
+    def _made_up(self, name: int, count: int) -> Ints:
         words = self.tokenizer.words
         indices = tokens(name, 0, count) % np.uint64(len(words))
         return words[indices.astype(np.int64)]
 
-    def _cut(
-        self, generation: Generation, ids: npt.NDArray[np.int64], ending: str
-    ) -> tuple[npt.NDArray[np.int64], str]:
+    def _cut(self, generation: Generation, ids: Ints, ending: str) -> tuple[Ints, str]:
         """The answer up to its first stop string or token, that token included."""
         sampling = generation.sampling
         token_list: Sequence[int] = ids.tolist()

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.planner_app.server.errors import ApiError
 from pagecast.sim.core.errors import BadInput
+from pagecast.traces.arrays import Ints
 
 Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
@@ -27,7 +27,7 @@ WORDS = 4096  # different tokens that made-up text consists of
 class Tokenizer(Protocol):
     """The tokenizer interface of the server. Errors: ApiError for input that can't be encoded."""
 
-    words: npt.NDArray[np.int64]
+    words: Ints
     """Ids of words to make up text from. Encoding their text gives the same ids."""
 
     alone: bool
@@ -236,7 +236,7 @@ class FileTokenizer:
         except (TemplateError, TypeError, ValueError) as error:
             raise ApiError(f"the chat template can't render these messages: {error}") from None
 
-    def _find_words(self) -> npt.NDArray[np.int64]:
+    def _find_words(self) -> Ints:
         """Ids whose text is a space and lower-case letters, and which that text is encoded as."""
         words = []
         for id in range(self._fast.get_vocab_size()):

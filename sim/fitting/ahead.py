@@ -14,13 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.costs.families.shape import TileShape
 from pagecast.sim.fitting.features import StepTable, launched_singly
 from pagecast.sim.runs.recorded import RecordedRun
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from pagecast.traces.arrays import Flags, Floats, Ints
 
 _SHORTEST = 5.0  # percentile of the waits for an end during a launch: taken as the time of a launch
 _DEAF = 1.5  # times the launch: an end seen within this may have been recorded late
@@ -62,7 +59,7 @@ class AheadSteps:
         in_load = np.array([load_of(name) == load for name in table.segments])
         return self._of(~self.most(in_load[table.segment].astype(np.int64)).astype(bool))
 
-    def _of(self, selection: npt.NDArray[np.bool_]) -> AheadSteps:
+    def _of(self, selection: Flags) -> AheadSteps:
         steps = np.flatnonzero(selection[self.group])
         number = np.cumsum(selection) - 1
         return replace(
@@ -98,9 +95,7 @@ def ahead_of(run: RecordedRun, table: StepTable, shape: TileShape, recording: in
     return whole._of(sound)
 
 
-def _late(
-    waited_ns: Ints, launching: npt.NDArray[np.bool_], light: npt.NDArray[np.bool_]
-) -> tuple[float, npt.NDArray[np.bool_]]:
+def _late(waited_ns: Ints, launching: Flags, light: Flags) -> tuple[float, Flags]:
     """Nanoseconds of a launch (0: too few steps show it), and which steps' ends it made the host record late.
 
     `waited_ns`: from the start of the next step to the recorded end of a step. `launching`: the next step was

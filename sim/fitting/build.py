@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pagecast import __version__
 from pagecast.sim.core.errors import BadInput, Unfinished
 from pagecast.sim.costs.calibration.file import Calibration, Host
@@ -26,6 +25,7 @@ from pagecast.sim.fitting.option_fit import has_options, option_costs_of
 from pagecast.sim.fitting.overlap import fitted_host, measured_host
 from pagecast.sim.fitting.sweep import is_sweep, load_sweep
 from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.traces.arrays import Ints
 from pagecast.traces.seeds import checked_seed
 
 REPLICATES = 32
@@ -367,7 +367,7 @@ def _hosts(
     return tuple(fitted_host(ahead_tables, copy, shape) for copy in fits)
 
 
-def _blocks(rows: npt.NDArray[np.int64], random: np.random.Generator) -> npt.NDArray[np.int64]:
+def _blocks(rows: Ints, random: np.random.Generator) -> Ints:
     """As many rows as before, drawn with replacement in blocks of neighbours that wrap around the end."""
     starts = random.integers(0, len(rows), size=-(-len(rows) // _BLOCK))
     offsets = (starts[:, None] + np.arange(_BLOCK)[None, :]) % len(rows)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.curve import curve_weights
 from pagecast.sim.costs.calibration.file import FITTED, Host
@@ -21,9 +20,7 @@ from pagecast.sim.costs.families.shape import TileShape
 from pagecast.sim.costs.families.term import KernelFamily, Place
 from pagecast.sim.fitting.ahead import AheadSteps, load_of
 from pagecast.sim.fitting.features import StepTable, choose_knots, computed_rows
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from pagecast.traces.arrays import Flags, Floats, Ints
 
 STEPS_PER_TERM = 4
 LEAST_STEPS = 100
@@ -50,7 +47,7 @@ class Design:
     runs: int
     kind: Ints
     load: Ints
-    ahead: npt.NDArray[np.bool_]
+    ahead: Flags
     hides: bool = False
     segments: int = 0
     launch_ns: float = 0.0
@@ -105,7 +102,7 @@ class Design:
         busy = self.matrix[:, device] @ coefficients[device]
         return self.sided(self.matrix[:, column] * coefficients[column] > busy)
 
-    def sided(self, launching: npt.NDArray[np.bool_]) -> Floats:
+    def sided(self, launching: Flags) -> Floats:
         """The matrix with the launches of rows that are `launching`, and the device's work of the others."""
         matrix = self.matrix.copy()
         matrix[np.ix_(launching, self._device())] = 0.0

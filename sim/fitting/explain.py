@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput, Unfinished
 from pagecast.sim.costs.calibration.draw import uncertainty
 from pagecast.sim.costs.measured.corrections import Corrections
@@ -28,9 +27,9 @@ from pagecast.sim.replay.token_gaps import longest_gaps_s
 from pagecast.sim.runs.bench_results import BenchResults
 from pagecast.sim.runs.client_share import ClientShare
 from pagecast.sim.scenario import Scenario
+from pagecast.traces.arrays import Floats
 from pagecast.traces.schema import Spans, Trace, starts, table
 
-Floats = npt.NDArray[np.float64]
 Progress = Callable[[int], None]
 
 _LATENCIES = ("ttft_s", "tpot_s", "e2e_s")

@@ -15,9 +15,7 @@ from pagecast.sim.costs.families.term import ComputedStep, Place
 from pagecast.sim.runs.busy_steps import busy_steps
 from pagecast.sim.runs.recorded import RecordedRun, Steps
 from pagecast.sim.runs.validate import DecisionReplay
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from pagecast.traces.arrays import Flags, Floats, Ints
 
 _KNOTS = (
     1,
@@ -92,7 +90,7 @@ class StepTable:
         return len(self.ns)
 
     @property
-    def mixed(self) -> npt.NDArray[np.bool_]:
+    def mixed(self) -> Flags:
         """Which steps compute prompt chunks."""
         return self.chunks > 0
 
@@ -265,7 +263,7 @@ def computed_rows(table: StepTable, shape: TileShape) -> Floats:
     return np.where(table.mixed, padded(table.tokens, shape.prompt_sizes), decode)
 
 
-def launched_singly(table: StepTable, shape: TileShape) -> npt.NDArray[np.bool_]:
+def launched_singly(table: StepTable, shape: TileShape) -> Flags:
     """Which steps' kernels are launched one by one, so that a step lasts as long as that takes at least."""
     launches = bool(family(shape.family).named(Place.LAUNCH))
     return table.mixed & launches & (table.tokens > shape.largest_graph)

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.costs.calibration.curve import curve_weights
 from pagecast.sim.costs.calibration.file import Calibration, Host
 from pagecast.sim.costs.families.common import REQUEST
@@ -28,8 +27,7 @@ from pagecast.sim.fitting.design import Design, design
 from pagecast.sim.fitting.features import StepTable, computed_rows
 from pagecast.sim.fitting.monotone import nonnegative
 from pagecast.sim.fitting.selection import Weighted, select
-
-Floats = npt.NDArray[np.float64]
+from pagecast.traces.arrays import Floats
 
 # Standard deviation of a run's scale, the prior: three recordings of one load with equal batches in every
 # step were 1.3% apart from lowest to highest.

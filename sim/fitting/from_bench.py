@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput, Unfinished
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.choose import measured
@@ -26,8 +25,8 @@ from pagecast.sim.replay.result import Kept
 from pagecast.sim.replay.simulation import replay
 from pagecast.sim.runs.bench_results import BenchResults
 from pagecast.sim.scenario import Scenario
+from pagecast.traces.arrays import Floats
 
-Floats = npt.NDArray[np.float64]
 Progress = Callable[[int], None]
 
 STEP_PRIOR_MS = 0.5  # host times of engines differ by half a millisecond or so

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.batch import Batch
 from pagecast.sim.costs.calibration.scaled import CorrectedCosts
@@ -22,8 +21,8 @@ from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.fitting.from_bench import corrected, prior_of
 from pagecast.sim.runs.timed_steps import TimedSteps
 from pagecast.sim.scenario import Scenario
+from pagecast.traces.arrays import Flags, Floats
 
-Floats = npt.NDArray[np.float64]
 _MISFIT = 0.02  # what three numbers can't say of single steps, at the least
 _FAR = 3.0  # standard deviations, beyond which a batch counts less
 _ROUNDS = 30
@@ -70,7 +69,7 @@ def _corrections(x: Floats, name: str) -> Corrections:
 
 
 def _fitted(
-    ours: Floats, took: Floats, prompt: npt.NDArray[np.bool_], prior_sd: Sequence[float], host: bool
+    ours: Floats, took: Floats, prompt: Flags, prior_sd: Sequence[float], host: bool
 ) -> tuple[Floats, Floats]:
     """Host milliseconds and logarithms of the two factors, with their covariance."""
     precision = np.diag(1 / np.square(np.array(prior_sd)))

@@ -13,15 +13,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.file import RECORDING, SEGMENT
 from pagecast.sim.costs.families.shape import TileShape
 from pagecast.sim.fitting.ahead import AheadSteps, load_of
 from pagecast.sim.fitting.features import StepTable
 from pagecast.sim.fitting.fit import Fit, fit
-
-Floats = npt.NDArray[np.float64]
+from pagecast.traces.arrays import Floats
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
+from pagecast.traces.arrays import Floats
 from scipy.linalg import cholesky, solve_triangular
 from scipy.optimize import nnls
-
-Floats = npt.NDArray[np.float64]
 
 _RIDGE = 1e-9  # of each column's own product, so that equal columns can be solved for
 

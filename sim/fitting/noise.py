@@ -22,14 +22,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.costs.calibration.file import RECORDING, SEGMENT, Noise
 from pagecast.sim.costs.families.shape import TileShape
 from pagecast.sim.fitting.features import StepTable
 from pagecast.sim.fitting.fit import Fit
 from pagecast.sim.fitting.left_out import LeftOut, error_summary
-
-Floats = npt.NDArray[np.float64]
+from pagecast.traces.arrays import Flags, Floats
 
 # Three recordings of `azure_conv` by vLLM 0.24 against one fit: totals by 0.59%, kinds of step by 0.59%
 # (0.54% and 0.69% with pauses cut).
@@ -122,7 +120,7 @@ def _of(part: LeftOut, best_fit: Fit, shape: TileShape) -> list[_Stray]:
     return [_Stray(*pair, own) for pair, own in zip(pairs, _own(part.table, near), strict=True)]
 
 
-def _kinds(table: StepTable) -> list[npt.NDArray[np.bool_]]:
+def _kinds(table: StepTable) -> list[Flags]:
     return [rows for rows in (table.mixed, ~table.mixed) if rows.any()]
 
 
@@ -135,7 +133,7 @@ def _errors(table: StepTable, expected: Floats) -> list[float]:
 def _own(table: StepTable, expected: Floats) -> list[float]:
     """Variance of the same by the noise of single steps, of which `_CORRELATED` move together."""
 
-    def of_total(rows: npt.NDArray[np.bool_]) -> float:
+    def of_total(rows: Flags) -> float:
         ns = expected[rows]
         residual = table.ns[rows] - ns * (table.ns[rows].sum() / ns.sum())
         return float(_CORRELATED * np.sum(residual**2) / ns.sum() ** 2)
@@ -170,7 +168,7 @@ def _left_of_segments(parts: list[LeftOut]) -> float:
 
 def _correlation(tables: list[StepTable], spread: list[Floats]) -> float:
     """Of steps with prompts with those before them, pauses cut; not below 0, which chance alone may show."""
-    pairs: list[npt.NDArray[np.float64]] = []
+    pairs: list[Floats] = []
     for table, values in zip(tables, spread, strict=True):
         rows = np.flatnonzero(table.mixed)
         strays = values[rows] - np.median(values[rows]) if len(rows) else values[rows]

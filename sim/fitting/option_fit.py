@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.calibration.calibrated import CalibratedCosts
 from pagecast.sim.costs.calibration.file import Calibration
@@ -21,9 +20,9 @@ from pagecast.sim.runs.busy_steps import fitted_steps
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.transfers import LOAD, STORE, RecordedTransfer
 from pagecast.sim.runs.validate import DecisionReplay
+from pagecast.traces.arrays import Flags, Floats
 from scipy.optimize import nnls
 
-Floats = npt.NDArray[np.float64]
 SPECULATIVE, OFFLOADING = "speculative_config", "kv_offloading"
 _LEAST_STEPS = 20
 _STRETCH, _RESAMPLES = 100, 200
@@ -146,7 +145,7 @@ def offloading_rows(
     ]
 
 
-def _beside_copies(run: RecordedRun) -> npt.NDArray[np.bool_]:
+def _beside_copies(run: RecordedRun) -> Flags:
     """For each step whether a recorded copy went on during it."""
     steps = run.steps
     beside = np.zeros(len(steps), bool)

@@ -8,14 +8,12 @@ together with the synchronous ones instead (`ahead.py`).
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.costs.calibration.file import FITTED, MEASURED, Host
 from pagecast.sim.costs.families.shape import TileShape
 from pagecast.sim.fitting.features import StepTable
 from pagecast.sim.fitting.fit import Fit
+from pagecast.traces.arrays import Floats
 from scipy.optimize import nnls
-
-Floats = npt.NDArray[np.float64]
 
 _WINDOW = 64  # steps summed: the time of a single step planned ahead overlaps with its neighbours'
 _OUTLIER = 0.02  # of a window's time: beyond it a window weighs less

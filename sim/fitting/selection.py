@@ -16,13 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.fitting.design import Design
 from pagecast.sim.fitting.monotone import increments, solved
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
+from pagecast.traces.arrays import Flags, Floats, Ints
 
 _PARTS = 5  # of each recording
 _NEARLY_ALL = 0.8  # of a term's units: without them its cost can't be told
@@ -113,7 +109,7 @@ def _shares(kinds: Ints, taken: Floats) -> Floats:
     return np.asarray(taken / of_kind[numbers] / len(of_kind), np.float64)
 
 
-def _partitions(full: Design) -> list[list[tuple[Mask, Mask]]]:
+def _partitions(full: Design) -> list[list[tuple[Flags, Flags]]]:
     """Partitions of the rows: by recording, by load, and by time within each recording.
 
     Of each part its rows, and those of them that are judged.
@@ -133,7 +129,7 @@ def _partitions(full: Design) -> list[list[tuple[Mask, Mask]]]:
     return [*partitions, list(zip(fifths, fifths, strict=True))]
 
 
-def _judged(full: Design, part: Mask) -> Mask:
+def _judged(full: Design, part: Flags) -> Flags:
     """The rows of a part without terms of which it has nearly all units."""
     units = np.abs(full.matrix[:, len(full.knots) : len(full.knots) + len(full.names)])
     own = units[part].sum(axis=0) > _NEARLY_ALL * units.sum(axis=0)

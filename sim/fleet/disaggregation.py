@@ -34,8 +34,9 @@ from pagecast.sim.fleet.routers.router import Router
 from pagecast.sim.fleet.settings import Disaggregation
 from pagecast.sim.fleet.view import View
 from pagecast.sim.replay.clients import Arrivals
-from pagecast.sim.replay.metrics import Floats, prefix_lookup_s, statistics
+from pagecast.sim.replay.metrics import prefix_lookup_s, statistics
 from pagecast.sim.replica.arrivals import NS
+from pagecast.traces.arrays import Flags, Floats
 
 # What a prompt's computation found, by the names of request and table.
 _FOUND = ("cached_tokens", "reused_tokens", "partial_tokens", "external_tokens", "disk_tokens")
@@ -147,7 +148,7 @@ class DisaggregatedFleet(Fleet):
 
     # ---- figures
 
-    def ends(self, rows: pd.DataFrame, names: npt.NDArray[np.str_]) -> npt.NDArray[np.bool_]:
+    def ends(self, rows: pd.DataFrame, names: npt.NDArray[np.str_]) -> Flags:
         """Which of the recorded rows end a request, and not its prefill alone. `names`: their replicas.
 
         Sets the cached tokens of those that end a request to those found where its prompt was computed, and

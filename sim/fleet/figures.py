@@ -15,12 +15,9 @@ from pagecast.sim.fleet.choices import Choices
 from pagecast.sim.fleet.member import Member
 from pagecast.sim.fleet.spread import computed_tokens, herding, imbalance
 from pagecast.sim.machine.gpus import gpu as find_gpu
-from pagecast.sim.replay.metrics import (
-    Ints,
-    prefix_hits,
-    whole_blocks,
-)
+from pagecast.sim.replay.metrics import prefix_hits, whole_blocks
 from pagecast.sim.replica.arrivals import NS
+from pagecast.traces.arrays import Ints
 
 _REPLICA_COLUMNS = (
     *(

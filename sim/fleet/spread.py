@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import pandas as pd
 from pagecast.sim.fleet.choices import Choices
-from pagecast.sim.replay.metrics import Floats, Ints
+from pagecast.traces.arrays import Floats, Ints
 
 _WINDOW = 4
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.core.identity.content import item, own_output, own_prompt, tokens, with_items
 from pagecast.sim.core.identity.keys import BlockKeys, Public
@@ -16,6 +15,7 @@ from pagecast.sim.core.retention import Retention
 from pagecast.sim.core.tenants import Tenancy
 from pagecast.sim.replica.arrivals import NS
 from pagecast.sim.scenario import Scenario
+from pagecast.traces.arrays import Ints
 from pagecast.traces.schema import Spans, Trace
 from pagecast.traces.texts import multimodal_items
 
@@ -189,7 +189,7 @@ def _items_of(text: str, tokens: int, row: int) -> list[tuple[str, int, int]]:
         raise BadInput(f"row {row}: multimodal: {error}") from None
 
 
-def _ids_with(ids: npt.NDArray[np.int64], items: list[tuple[str, int, int]]) -> npt.NDArray[np.int64]:
+def _ids_with(ids: Ints, items: list[tuple[str, int, int]]) -> Ints:
     """Token ids with those of multimodal items in the place of their placeholders."""
     changed_ids = np.array(ids, dtype=np.int64)
     for name, offset, length in items:
@@ -209,7 +209,7 @@ def _column(trace: Trace, name: str) -> list[int] | None:
     """A whole-number column as a list; None where it is absent."""
     if name not in trace.requests:
         return None
-    values: npt.NDArray[np.int64] = trace.requests[name].to_numpy(np.int64)
+    values: Ints = trace.requests[name].to_numpy(np.int64)
     numbers: list[int] = values.tolist()
     return numbers
 

@@ -19,16 +19,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from pagecast.sim.costs.batch import Batch
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay.recorder import COUNT_COLUMNS
+from pagecast.traces.arrays import Flags, Floats, Ints
 from pagecast.traces.schema import Trace
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
 PROMPT_TOKENS = ("input_tokens", "cached_tokens", "partial_tokens", "external_tokens", "disk_tokens")
 _NS = 1e-9

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +16,7 @@ from pagecast.sim.core.request import Request, State
 from pagecast.sim.core.scheduler import Scheduler
 from pagecast.sim.replay.kv_event_file import KvEventFile
 from pagecast.sim.replica.observer import Observer
+from pagecast.traces.arrays import Ints
 
 STEP_COLUMNS = (
     "step",
@@ -168,7 +168,7 @@ class Recorder(Observer):
         rows = self.request_rows()
         return request_frame(rows[np.argsort(rows[:, 0], kind="stable")])
 
-    def request_rows(self) -> npt.NDArray[np.int64]:
+    def request_rows(self) -> Ints:
         """Every request that ended, in that order, with the columns `REQUEST_COLUMNS`."""
         return np.frombuffer(self._requests, dtype=np.int64).reshape(-1, len(REQUEST_COLUMNS))
 
@@ -204,7 +204,7 @@ class Recorder(Observer):
             self._events.clear()
 
 
-def request_frame(rows: npt.NDArray[np.int64]) -> pd.DataFrame:
+def request_frame(rows: Ints) -> pd.DataFrame:
     """Rows of `Recorder.request_rows` as a table."""
     return pd.DataFrame(dict(zip(REQUEST_COLUMNS, rows.T.copy(), strict=True)), copy=False)
 

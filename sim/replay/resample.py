@@ -13,15 +13,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.note import Note
+from pagecast.traces.arrays import Floats, Ints
 from pagecast.traces.chains import session_numbers
 from pagecast.traces.operations import mix, select
 from pagecast.traces.recipe import another
 from pagecast.traces.schema import Trace, nominal_arrival_s
 from pagecast.traces.seeds import checked_seed
-
-Ints = npt.NDArray[np.int64]
 
 WINDOWS = 60
 _NEIGHBOURS = 6  # sessions or windows that one is drawn from, at least, where there are so many
@@ -67,7 +65,7 @@ def _resampled(trace: Trace, seed: int) -> Trace:
     return replace(drawn, notes=trace.notes, concurrency=trace.concurrency)
 
 
-def _draw(begins: npt.NDArray[np.float64], random: np.random.Generator) -> Ints:
+def _draw(begins: Floats, random: np.random.Generator) -> Ints:
     """For each unit one of those near it in time, which may be itself."""
     count = len(begins)
     order = np.argsort(begins, kind="stable")
@@ -95,7 +93,7 @@ def _has_sessions(trace: Trace) -> bool:
     return "session" in trace.requests and bool(trace.requests["session"].notna().any())
 
 
-def _units(trace: Trace) -> tuple[Ints, npt.NDArray[np.float64]]:
+def _units(trace: Trace) -> tuple[Ints, Floats]:
     """The unit of each row, numbered from 0, and when each unit begins (seconds)."""
     nominal = nominal_arrival_s(trace)
     if _has_sessions(trace):

@@ -11,7 +11,6 @@ from pagecast.sim.core.limits import Limits
 from pagecast.sim.replay.eviction_figures import merged_eviction
 from pagecast.sim.replay.metrics import (
     PROMPT_TOKENS,
-    Ints,
     PrefixHits,
     cached_and_uncached,
     latency_summary,
@@ -26,6 +25,7 @@ from pagecast.sim.replay.served import Served
 from pagecast.sim.replay.speculation_figures import speculation_figures
 from pagecast.sim.replay.tenancy import merged, tenant_figures
 from pagecast.sim.replica.spec import ReplicaSpec
+from pagecast.traces.arrays import Ints
 from pagecast.traces.schema import Trace
 
 _SUMS = (

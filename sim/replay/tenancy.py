@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
-from pagecast.sim.replay.metrics import Ints, prefix_hits
+from pagecast.sim.replay.metrics import prefix_hits
+from pagecast.traces.arrays import Ints
 from pagecast.traces.schema import Trace
 
 

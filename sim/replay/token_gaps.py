@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.replay.result import Result
+from pagecast.traces.arrays import Floats, Ints
 
-Floats = npt.NDArray[np.float64]
 _NS = 1e-9
 
 
@@ -34,7 +33,7 @@ def longest_gaps_s(result: Result) -> Floats:
     return gaps
 
 
-def _greatest(values: Floats, low: npt.NDArray[np.int64], high: npt.NDArray[np.int64]) -> Floats:
+def _greatest(values: Floats, low: Ints, high: Ints) -> Floats:
     """The greatest of values[low:high], each range one at least: by tables of ranges of powers of two."""
     length = high - low
     power = np.log2(length).astype(np.int64)

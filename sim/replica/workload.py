@@ -9,7 +9,8 @@ from typing import Protocol
 
 import numpy as np
 from pagecast.sim.speculation.recorded import RecordedDrafts
-from pagecast.traces.schema import Ints, Trace
+from pagecast.traces.arrays import Ints
+from pagecast.traces.schema import Trace
 
 _ITEM_TOKENS = re.compile(r"\+(\d{1,18})(?:\s|$)")
 

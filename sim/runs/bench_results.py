@@ -13,15 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.runs.client_share import CLIENT_SHARE, ClientShare, known_share
 from pagecast.sim.runs.recorded import RecordedRun
+from pagecast.traces.arrays import Floats
 from pagecast.traces.read import read
 from pagecast.traces.schema import MEASURED, Trace
-
-Floats = npt.NDArray[np.float64]
 
 _MODELS = ("model_id", "model")
 _MOST_BYTES = 1 << 30

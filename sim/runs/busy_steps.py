@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.runs.recorded import RecordedRun
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from pagecast.traces.arrays import Flags, Floats, Ints
 
 
 class BusySteps(NamedTuple):
@@ -38,7 +35,7 @@ def fitted_steps(run: RecordedRun, upto: float = 1.0) -> tuple[Ints, Floats]:
     return keep, (following - run.steps.start_ns).astype(np.float64)[keep]
 
 
-def _requests_around(run: RecordedRun, following: Ints) -> tuple[Floats, Floats, npt.NDArray[np.bool_]]:
+def _requests_around(run: RecordedRun, following: Ints) -> tuple[Floats, Floats, Flags]:
     """Per step: arrivals before the next start, their tokens, and whether work was left at its end."""
     steps = run.steps
     size = len(steps)

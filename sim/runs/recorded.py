@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.costs.batch import Batch
@@ -35,11 +34,10 @@ from pagecast.sim.runs.journal import segments, unfold
 from pagecast.sim.runs.recorded_requests import HUGE, LATEST_S, has, lines, read_requests
 from pagecast.sim.runs.transfers import FILE as TRANSFERS
 from pagecast.sim.runs.transfers import RecordedTransfer, read_transfers
+from pagecast.traces.arrays import Floats, Ints
 from pagecast.traces.schema import Spans, Trace
 
 FORMAT = 1
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 
 _MOST_META_BYTES = 16 << 20
 _LATE_S = 1.0  # tokens may be handed out a little after their step's end

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.replay.metrics import statistics
 from pagecast.sim.replay.result import Result
 from pagecast.sim.runs.recorded import RecordedRun
 from pagecast.sim.runs.validate import DecisionReplay
-
-Floats = npt.NDArray[np.float64]
+from pagecast.traces.arrays import Floats, Ints
 
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s", "queue_s")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
@@ -110,7 +108,7 @@ def simulated(result: Result) -> RunFigures:
     )
 
 
-def _timeline(start_ns: npt.NDArray[np.int64], running: Any, waiting: Any) -> Timeline:
+def _timeline(start_ns: Ints, running: Any, waiting: Any) -> Timeline:
     return Timeline(start_ns / 1e9, np.asarray(running, np.float64), np.asarray(waiting, np.float64))
 
 

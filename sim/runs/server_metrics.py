@@ -16,11 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.core.errors import BadInput, CannotRunHere
 from pagecast.sim.documents import read_text
+from pagecast.traces.arrays import Floats, Ints
 
-Floats = npt.NDArray[np.float64]
 Labels = frozenset[tuple[str, str]]
 Values = dict[tuple[str, Labels], float]
 
@@ -137,7 +136,7 @@ class Lengths:
     counts: Floats
     mean: float
 
-    def drawn(self, count: int, random: np.random.Generator) -> npt.NDArray[np.int64]:
+    def drawn(self, count: int, random: np.random.Generator) -> Ints:
         """`count` lengths of this distribution, as evenly as may be, in random order, with its mean."""
         share = np.cumsum(self.counts) / self.counts.sum()
         points = (np.arange(count) + 0.5) / count

@@ -12,12 +12,12 @@ from itertools import zip_longest
 from struct import Struct
 
 import numpy as np
-import numpy.typing as npt
 import xxhash
 from pagecast.sim.core.plan import DONE, Outcome, StepPlan
 from pagecast.sim.core.request import Request
 from pagecast.sim.speculation.config import SpeculativeConfig
 from pagecast.sim.speculation.recorded import RecordedDrafts
+from pagecast.traces.arrays import Floats
 
 _PLACE = Struct("<qqqb").pack
 _RIGHT, _MATCH = 0, 1  # what a draw decides
@@ -91,7 +91,7 @@ class Speculation:
         """Forgets the times between outputs, where nobody will ask for them: memory stays bounded."""
         del self._gaps[:]
 
-    def gaps_s(self) -> npt.NDArray[np.float64]:
+    def gaps_s(self) -> Floats:
         """Seconds between outputs of a request, of one or more tokens each (inter-token latency)."""
         return np.frombuffer(self._gaps, dtype=np.int64).astype(np.float64) * 1e-9
 

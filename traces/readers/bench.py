@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from pagecast.traces.arrays import Floats, Ints
 from pagecast.traces.arrivals import ArrivalProcess
 from pagecast.traces.building import apart, finish, trace_name
 from pagecast.traces.checks import MAX_TOKENS
 from pagecast.traces.head import json_fields
 from pagecast.traces.operations import sort as sort_trace
 from pagecast.traces.runs import chosen, several
-from pagecast.traces.schema import Floats, Ints, Trace, table
+from pagecast.traces.schema import Trace, table
 from pagecast.traces.seeds import checked_seed
 from pagecast.traces.source import Source
 

@@ -15,13 +15,13 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pagecast.sim.core.errors import BadInput
+from pagecast.traces.arrays import Flags, Floats
 from pagecast.traces.building import NO_REQUESTS, none_left
 from pagecast.traces.head import Head
 from pagecast.traces.records import Record, by_line, items
-from pagecast.traces.schema import Floats, Trace
+from pagecast.traces.schema import Trace
 from pagecast.traces.source import Source
 from pagecast.traces.tabular import TextTable, check_names, read_table
 
@@ -263,7 +263,7 @@ def _trace(table: TextTable, found: dict[str, _Column], names: Sequence[str]) ->
     return table.finish(columns, sort=True, time_field=said["arrival"], notes=notes)
 
 
-def _failures(table: TextTable, found: dict[str, _Column]) -> npt.NDArray[np.bool_]:
+def _failures(table: TextTable, found: dict[str, _Column]) -> Flags:
     """Rows whose status is an error: a code of 400 or more, a word for it, or an error that is not empty."""
     if "status" not in found:
         return np.zeros(len(table), dtype=bool)

@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from pagecast.traces.arrays import Ints
 from pagecast.traces.building import BlockSpans, RequestRows
 from pagecast.traces.head import Head
 from pagecast.traces.records import Record, records
@@ -35,7 +36,6 @@ from pagecast.traces.schema import (
     RECIPE,
     REQUIRED,
     TEXTS,
-    Ints,
     Spans,
     Trace,
     kept_concurrency,

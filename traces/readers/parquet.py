@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pagecast.traces.arrays import Ints
 from pagecast.traces.building import NO_REQUESTS, finish, trace_name
 from pagecast.traces.head import Head
 from pagecast.traces.readers.columns import of_rows
@@ -20,7 +21,6 @@ from pagecast.traces.schema import (
     INTEGERS,
     RECIPE,
     REQUIRED,
-    Ints,
     Spans,
     Trace,
     dtype,

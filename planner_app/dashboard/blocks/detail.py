@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from pagecast.planner_app.dashboard.blocks.frames import Frames, Look
-from pagecast.planner_app.dashboard.blocks.log import CODES, NOBODY, WITHDRAWN, BlockLog, Ints
+from pagecast.planner_app.dashboard.blocks.log import CODES, NOBODY, WITHDRAWN, BlockLog
 from pagecast.sim.core.events import EventKind
 from pagecast.sim.core.identity.keys import BlockKeys
 from pagecast.sim.core.identity.scope import Scope
+from pagecast.traces.arrays import Ints
 
 _ENDS = (
     CODES[EventKind.FREED],

@@ -12,8 +12,9 @@ from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
-from pagecast.planner_app.dashboard.blocks.log import NOBODY, BlockLog, Floats, Ints
+from pagecast.planner_app.dashboard.blocks.log import NOBODY, BlockLog
 from pagecast.sim.core.events import EventKind
+from pagecast.traces.arrays import Floats, Ints
 
 Int32s = npt.NDArray[np.int32]
 WHOSE = 3  # bits below the request's number

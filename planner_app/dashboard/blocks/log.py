@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.planner_app.wording.kv_groups import group_and_blocks
 from pagecast.sim.core.engines.sglang.memory import RadixMemory
 from pagecast.sim.core.errors import BadInput
@@ -26,10 +25,9 @@ from pagecast.sim.replica.observer import Observer
 from pagecast.sim.replica.spec import ReplicaSpec
 from pagecast.sim.replica.workload import TraceWorkload
 from pagecast.sim.scenario import Scenario
+from pagecast.traces.arrays import Floats, Ints
 from pagecast.traces.schema import Trace
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 NOBODY = -1
 _COLUMNS = 5  # of a row: step, kind, request, first block, group
 _TOLD_EVERY = 20  # requests, of the progress

@@ -9,8 +9,9 @@ import pandas as pd
 import plotly.graph_objects as go
 from pagecast.planner_app.dashboard.fleet.study import FleetRun, FleetStudy
 from pagecast.planner_app.reports.fleet_charts import NamedRun
-from pagecast.planner_app.reports.style import BLUE, GREY, Floats, chart, label, line
+from pagecast.planner_app.reports.style import BLUE, GREY, chart, label, line
 from pagecast.planner_app.wording.quantities import counted, seconds
+from pagecast.traces.arrays import Floats
 
 _SPANS = 60  # parts of the time for which TTFT is shown
 _WORSE = 1.2  # times the highest TTFT without the loss: more than chance

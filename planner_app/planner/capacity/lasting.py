@@ -20,7 +20,6 @@ from functools import partial
 from math import ceil
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from pagecast.planner_app.planner.capacity.users import Load, LoadReplay, Tallies, long_s, period, repeated
 from pagecast.planner_app.planner.capacity.watched import (
@@ -33,6 +32,7 @@ from pagecast.sim.core.request import Request
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replica.arrivals import NS
 from pagecast.sim.scenario import Scenario
+from pagecast.traces.arrays import Floats
 from pagecast.traces.operations import scale
 from pagecast.traces.schema import Trace
 
@@ -51,7 +51,6 @@ _SLOWEST_OF_SHORT = _SLOWEST ** (1 / THOROUGH)
 _SECOND = 1e-9
 _REST_PERIODS = 4  # least periods of a load at rest
 _LOOKS = 10  # rest is looked for after each period, beyond so many after each tenth more
-Floats = npt.NDArray[np.float64]
 Worst = Callable[[pd.DataFrame], float]  # the worst term of requests, in multiples of its bound
 
 

@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from pagecast.planner_app.planner.capacity.options import LoadKind
 from pagecast.planner_app.planner.capacity.tallies import Tally
@@ -41,11 +40,11 @@ from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.clients import Arrivals, ClosedLoop
 from pagecast.sim.scenario import Scenario
+from pagecast.traces.arrays import Flags, Floats
 from pagecast.traces.chains import Chains
 from pagecast.traces.operations import mix, scale, select
 from pagecast.traces.schema import Trace, nominal_arrival_s
 
-Floats = npt.NDArray[np.float64]
 LEAST_TURNS = 3  # sessions for each user of a closed loop, the first of which is warm-up
 _LONGER = (1, 2, 4, 8)  # times as many sessions, tried in turn where rejections use them up
 WARM_UP = 0.1  # of a scaled trace's time
@@ -238,7 +237,7 @@ def _measured(result: Result, start: float, end: float, kept_up: float | None = 
     return LoadReplay(result, requests, start, end, kept_up)
 
 
-def _within(times: Floats, start: float, end: float) -> npt.NDArray[np.bool_]:
+def _within(times: Floats, start: float, end: float) -> Flags:
     return np.asarray((times >= start) & (times <= end), dtype=np.bool_)
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
+from pagecast.traces.arrays import Flags, Floats
 
-Floats = npt.NDArray[np.float64]
 _CLASSES = 5  # into which the values of a continuous knob are put
 
 
-def front(costs: Floats) -> npt.NDArray[np.bool_]:
+def front(costs: Floats) -> Flags:
     """Which rows of `costs` (trials x objectives, less is better) are dominated by no other row.
 
     A row is dominated by one that is as good in every objective and better in one; equal rows stay. NaN, a

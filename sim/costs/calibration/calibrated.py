@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.core.plan import counts_as_decode
 from pagecast.sim.costs.batch import Batch
 from pagecast.sim.costs.calibration import trust
@@ -18,9 +17,7 @@ from pagecast.sim.costs.families.registry import family
 from pagecast.sim.costs.families.term import ComputedStep, Place, Units
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.note import Note
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from pagecast.traces.arrays import Floats, Ints
 
 _TABLE = 16384  # token counts whose matrix work is looked up
 

@@ -9,10 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+from pagecast.traces.arrays import Floats, Ints
 
 
 def padded(tokens: Ints, sizes: tuple[int, ...]) -> Floats:

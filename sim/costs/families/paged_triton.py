@@ -13,7 +13,6 @@ from functools import lru_cache
 from math import sqrt
 
 import numpy as np
-import numpy.typing as npt
 from pagecast.sim.costs.decode_line import FEMTO, DecodeLine
 from pagecast.sim.costs.families.attention_tiles import BLOCK, tile_rows
 from pagecast.sim.costs.families.common import (
@@ -37,6 +36,7 @@ from pagecast.sim.costs.families.term import (
     Units,
 )
 from pagecast.sim.costs.pieces import WindowLine
+from pagecast.traces.arrays import Ints
 
 # Of the prefill kernel: the most pieces waiting to be merged, of an SM and of a head, the least key blocks of
 # a piece, and what merging a round of pieces costs in key blocks.
@@ -87,7 +87,7 @@ def prompt_span(shape: TileShape, chunks: Sequence[tuple[int, int]]) -> float:
     return float(blocks[turns * shape.sms // shape.kv_heads].sum())
 
 
-def prompt_pieces(shape: TileShape, chunks: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
+def prompt_pieces(shape: TileShape, chunks: Sequence[tuple[int, int]]) -> Ints:
     """Key blocks of each piece of prompt attention on one KV head, as `kernels.prefill_plan` cuts them."""
     rows = tile_rows(shape.group)
     tiles = np.concatenate([_tile_blocks(tokens, context, rows) for tokens, context in chunks])
@@ -97,7 +97,7 @@ def prompt_pieces(shape: TileShape, chunks: Sequence[tuple[int, int]]) -> npt.ND
     return np.asarray((nth + 1) * tiles[tile] // cuts[tile] - nth * tiles[tile] // cuts[tile], np.int64)
 
 
-def _cuts(tiles: npt.NDArray[np.int64], kv_heads: int, sms: int) -> npt.NDArray[np.int64]:
+def _cuts(tiles: Ints, kv_heads: int, sms: int) -> Ints:
     """Into how many pieces each tile is cut: where no tile exceeds an even share, only those of the last
     round of the SMs, else any, all to the greatest length with which attention and merging end first."""
     cuts = np.ones_like(tiles)
@@ -123,7 +123,7 @@ def _cuts(tiles: npt.NDArray[np.int64], kv_heads: int, sms: int) -> npt.NDArray[
     return cuts
 
 
-def _tile_blocks(tokens: int, context: int, rows: int) -> npt.NDArray[np.int64]:
+def _tile_blocks(tokens: int, context: int, rows: int) -> Ints:
     """Key blocks of each tile of a chunk, most first."""
     ends = np.minimum(np.arange(rows, tokens + rows, rows), tokens) + context
     return np.asarray(-(-ends[::-1] // BLOCK), np.int64)

@@ -18,10 +18,10 @@ import numpy as np
 from pagecast.sim.costs.families.attention_tiles import Tiles
 from pagecast.sim.costs.measured.grid import completed, extended
 from pagecast.sim.costs.measured.missing import NotMeasured
-from pagecast.sim.costs.measured.packing import Floats
 from pagecast.sim.costs.measured.products import BF16
 from pagecast.sim.costs.measured.tables import OperationTimes
 from pagecast.sim.machine.model_facts import attended_pairs
+from pagecast.traces.arrays import Floats
 
 
 class AttentionHeads(NamedTuple):

@@ -13,12 +13,12 @@ from pagecast.sim.costs.measured.host import HOST, HostTimes
 from pagecast.sim.costs.measured.known_errors import KNOWN, like_of
 from pagecast.sim.costs.measured.lines import ContextPieces
 from pagecast.sim.costs.measured.operations import Operations
-from pagecast.sim.costs.measured.packing import Floats
 from pagecast.sim.costs.measured.ragged import RaggedPieces
 from pagecast.sim.costs.measured.spread import KNOWN_HOST, UNKNOWN_HOST, spread_of
 from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.machine.graphs import capture_sizes
 from pagecast.sim.note import CautionNote, Note
+from pagecast.traces.arrays import Floats
 
 # The errors of mean TPOT, E2E and TTFT in two recorded runs of a model with sliding windows, in percent.
 WINDOWED_PERCENTS = {"tpot_percent": 32, "e2e_percent": 30, "ttft_percent": 26}

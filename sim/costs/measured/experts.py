@@ -20,11 +20,11 @@ from typing import NamedTuple
 import numpy as np
 from pagecast.sim.costs.measured.grid import completed, extended
 from pagecast.sim.costs.measured.missing import NotMeasured
-from pagecast.sim.costs.measured.packing import Floats
 from pagecast.sim.costs.measured.tables import MeasuredTable
 from pagecast.sim.costs.measured.tables import table as find_table
 from pagecast.sim.machine.gpus import Gpu
 from pagecast.sim.machine.model_facts import WEIGHT_BITS, Moe
+from pagecast.traces.arrays import Floats
 
 BALANCED, SKEWED = "balanced", "skewed"
 _FEW, _MANY = 512.0, 1024.0  # tokens

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from pagecast.sim.costs.measured.packing import Floats
+from pagecast.traces.arrays import Floats
 
 
 def bracket(value: float, points: Sequence[float]) -> list[tuple[float, float]]:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from pagecast.sim.costs.measured.grid import completed, extended
 from pagecast.sim.costs.measured.missing import NotMeasured
-from pagecast.sim.costs.measured.packing import Floats
 from pagecast.sim.costs.measured.tables import MeasuredTable
 from pagecast.sim.machine.model_facts import Mla, ModelFacts, attended_pairs
+from pagecast.traces.arrays import Floats
 
 # Sizes that were measured: DeepSeek-V3, and Kimi-K2 with fewer heads; with indexers DeepSeek-V3.2 and GLM-5.
 _DEEPSEEK = Mla(kv_lora_rank=512, rope_dim=64, nope_dim=128, q_lora_rank=1536)

@@ -24,7 +24,6 @@ from pagecast.sim.costs.measured.experts import ExpertShape, ExpertTimes
 from pagecast.sim.costs.measured.grid import completed, extended
 from pagecast.sim.costs.measured.latent import LatentAttention
 from pagecast.sim.costs.measured.missing import NotMeasured
-from pagecast.sim.costs.measured.packing import Floats
 from pagecast.sim.costs.measured.products import BF16, Products
 from pagecast.sim.costs.measured.tables import MeasuredTable
 from pagecast.sim.costs.measured.tables import table as find_table
@@ -32,6 +31,7 @@ from pagecast.sim.machine.block_layout import block_layout
 from pagecast.sim.machine.gpus import Gpu
 from pagecast.sim.machine.matrix import Linear
 from pagecast.sim.machine.model_facts import ModelFacts
+from pagecast.traces.arrays import Floats
 
 KERNEL_S, KERNEL_BANDWIDTH = 3e-6, 0.8
 # TensorRT-LLM starts a kernel while the one before it ends: of 3, 2 and 1 us the one that fits the teaching

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-Floats = npt.NDArray[np.float64]
+from pagecast.traces.arrays import Floats
 
 _LEAST_S = 5e-8
 _STEP = 1e-3

@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 from pagecast.sim.costs.measured.grid import bracket, completed, extended
 from pagecast.sim.costs.measured.missing import NotMeasured
-from pagecast.sim.costs.measured.packing import Floats
 from pagecast.sim.costs.measured.tables import MeasuredTable, OperationTimes
 from pagecast.sim.costs.measured.tables import table as find_table
+from pagecast.traces.arrays import Floats
 
 BF16 = "bfloat16"
 FP8, BLOCKS = "fp8", "fp8_block"

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pagecast.sim.costs.measured.packing import Floats, unpack
+from pagecast.sim.costs.measured.packing import unpack
+from pagecast.traces.arrays import Floats
 
 
 @dataclass(frozen=True)
