@@ -78,9 +78,7 @@ def points(table: pd.DataFrame, knobs: Sequence[str]) -> list[str]:
     return [label(", ".join(f"{name} {value}" for name, value in row.items())) for row in rows]
 
 
-def against_knob(
-    table: pd.DataFrame, knob: str, figures: Sequence[str], chosen: object = None, heading: str = ""
-) -> go.Figure:
+def against_knob(table: pd.DataFrame, knob: str, figures: Sequence[str], chosen: object = None) -> go.Figure:
     """Figures of one unit against a knob: the median over the trials with each value, and their range.
 
     `chosen` marks a value of the knob that is recommended.
@@ -93,7 +91,7 @@ def against_knob(
     caption = _best(groups, figures[0], knob)
     has_mark = chosen is not None and _plain(chosen) in values
     figure = chart(
-        heading or f"{_first_up(title(figures[0]))} against {knob}",
+        f"{_first_up(title(figures[0]))} against {knob}",
         caption + (" The dotted line is the chosen value." if has_mark else ""),
         knob.replace("_", " "),
         axis(figures[0]),

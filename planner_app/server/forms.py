@@ -94,7 +94,7 @@ def answer_form(body: Generating, prompt: str) -> AnswerForm | None:
     rng = random.Random(f"{body.seed} {prompt}")
     if isinstance(body, ChatRequest) and (function := chosen_tool(body, rng)) is not None:
         return _call(function, _made_up(function.get("parameters") or {}, rng, "tools"), body.tool_choice)
-    schema = _schema(body, rng)
+    schema = _schema(body)
     return None if schema is None else AnswerForm(_text(_made_up(schema, rng, "response_format")))
 
 
@@ -108,7 +108,7 @@ def _call(function: dict[str, Any], arguments: Any, choice: Any) -> AnswerForm:
     return AnswerForm(f"{before}{text}}}]", ToolCall(function["name"], start, end, "tool_calls"))
 
 
-def _schema(body: Generating, rng: random.Random) -> Any:
+def _schema(body: Generating) -> Any:
     """The schema of the answer; None where it may be any text. Errors: ApiError."""
     given, structured = body.response_format, body.structured_outputs
     kind = "text" if given is None else given.get("type")

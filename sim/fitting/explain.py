@@ -159,7 +159,7 @@ def explain(
     nothing = start
     try:
         nothing, _ = _closest(_Cause("", (0.0,), lambda _: base, str), 0.0, base, measure)
-        for cause in _causes(base, measure):
+        for cause in _causes(base):
             if cause.name not in known and (found := _explanation(cause, base, measure)) is not None:
                 tried.append(found)
     except KeyboardInterrupt:
@@ -417,7 +417,7 @@ def _first(results: BenchResults) -> BenchResults:
     return replace(results, trace=trace, ttft_s=ttft, e2e_s=e2e, longest_gap_s=gaps)
 
 
-def _causes(base: Setup, measure: _Measure) -> Iterator[_Cause]:
+def _causes(base: Setup) -> Iterator[_Cause]:
     scenario, costs, results = base.scenario, base.costs, base.results
 
     def corrected_by(step_ms: float = 0.0, kernels: float = 1.0) -> Setup:

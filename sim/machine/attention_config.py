@@ -32,7 +32,7 @@ def attentions(
         return (_compressed(fields, hidden, layers),)
     spans = windows(fields, architecture, plan, layers)
     if fields.get("kv_lora_rank"):
-        return (_latent(fields, architecture, plan, spans, hidden),)
+        return (_latent(fields, plan, spans, hidden),)
     base = _plain(fields, architecture, hidden, spans)
     indexed = _listed_sparse_layers(fields, plan)
     if indexed:
@@ -130,9 +130,7 @@ def _plain(
     )
 
 
-def _latent(
-    fields: ConfigFields, architecture: Architecture, plan: LayerPlan, spans: tuple[int, ...], hidden: int
-) -> AttentionShape:
+def _latent(fields: ConfigFields, plan: LayerPlan, spans: tuple[int, ...], hidden: int) -> AttentionShape:
     """Multi-head latent attention, with an indexer where the file has one."""
     heads = fields.integer("num_attention_heads", "n_head")
     fields.has("head_dim", "num_key_value_heads", "attention_bias")  # they do not count here

@@ -112,14 +112,14 @@ def _with_states(
         kept = GroupSpec.checkpoints(size, recurrent.drafts, exported)
     states = Pages(kept, recurrent.layers, attention.page_bytes)
     if full.index_bytes:
-        return _beside_index_keys(model, states, attention, full)
+        return _beside_index_keys(model, states, attention)
     layers = _layers_of_group([recurrent.layers, full.layers])
     parts = (states, attention) if recurrent.leads else (attention, states)
     specs = tuple(part.spec for part in parts for _ in range(-(-part.layers // layers)))
     return BlockLayout(specs, layers, size, layers * attention.page_bytes)
 
 
-def _beside_index_keys(model: ModelFacts, states: Pages, attention: Pages, full: KvGroup) -> BlockLayout:
+def _beside_index_keys(model: ModelFacts, states: Pages, attention: Pages) -> BlockLayout:
     """States and latents beside keys of an indexer, and the keys that it is pooling."""
     indexer = model.attention.indexer
     assert indexer is not None

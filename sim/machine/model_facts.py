@@ -421,10 +421,6 @@ class ModelFacts:
             for window, n in Counter(a.windows).items()
         )
 
-    def attention_pair_flops(self) -> int:
-        """FLOPs of one (query, key) pair in all heads of a layer: 2 per dimension of keys and of values."""
-        return _pair_flops(self.attention)
-
     def check_tensor_parallel(self, tensor_parallel_size: int) -> None:
         """Errors: `BadInput` where the heads can't be divided among that many GPUs."""
         tp, a = tensor_parallel_size, self.attention

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from pagecast.sim.core.errors import BadInput
-from pagecast.sim.costs.step_costs import StepCosts
 from pagecast.sim.replay.result import Result
 from pagecast.sim.replay.simulation import replay
 from pagecast.sim.runs.server_metrics import ServerFigures
@@ -115,15 +114,13 @@ def _usage(result: Result, arrival: np.ndarray) -> float | None:
 def forecast_of_metrics(
     server: ServerFigures,
     scenario: Scenario,
-    costs: StepCosts | None = None,
     *,
     requests: int | None = None,
-    seed: int = 0,
 ) -> dict[str, float]:
     """The figures that `scenario` would show at a server's load. Errors: BadInput."""
     if server.requests < _LEAST:
         raise BadInput(
             f"{server.requests:.0f} requests came in the span of the metrics; {_LEAST} tell a load"
         )
-    trace = trace_of_metrics(server, requests=requests, seed=seed)
-    return figures_of_replay(replay(trace, scenario, costs=costs))
+    trace = trace_of_metrics(server, requests=requests)
+    return figures_of_replay(replay(trace, scenario))

@@ -23,7 +23,6 @@ _BY_MEMORY = (
 _ROOMY_MIB = 60 * 1024  # GPUs of more memory reserve at least _ROOMY_RESERVE_MIB
 _ROOMY_RESERVE_MIB = 10 * 1024
 _LEAST_REQUESTS, _MOST_REQUESTS = 2048, 4096
-_LATENT_GRAPH = 8192  # the largest chunk in a CUDA graph where latents are attended to
 
 
 def defaults(deployment: Deployment) -> dict[str, Any]:
