@@ -1,4 +1,4 @@
-"""The one loop, with a GPU in it: plan, launch, and, when the tokens are there, commit.
+"""Step loop of the engine: a step is planned, launched, and committed when its tokens are there.
 
 At pipeline depth 1 the next step is planned and launched while the device still computes the last one:
 

@@ -1,4 +1,4 @@
-"""Sampler of the next tokens on the device, a row at a time and whatever company a row is in.
+"""Sampler of the next tokens on the device; what a row gets does not depend on the other rows.
 
 A draw is the likeliest token after adding Gumbel noise to the logits divided by the temperature. The noise
 is a hash of (seed, position, token), so it needs no state and repeats with the seed.

@@ -1,4 +1,4 @@
-"""Options that have no effect beside others are refused: nobody takes an answer for one that follows them."""
+"""Refusal of options that would have no effect beside others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pipeline: the plans in flight of the one loop, oldest first.
+"""Pipeline: the plans in flight, oldest first.
 
     while work:
         if pipeline.has_room: plan, launch, `add` what was launched

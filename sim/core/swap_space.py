@@ -1,4 +1,4 @@
-"""SwapCopy space: host memory for the KV of preempted requests."""
+"""Swap space: host memory for the KV of preempted requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making of a fleet's members, at its start or later."""
+"""Builder of a fleet's members, at its start or later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pool to play with: the real scheduler and cache, driven by hand.
+"""Sandbox: the real scheduler and cache, driven by hand.
 
 What was done is a list of actions, and the state is what they lead to: so it can be undone, and sent as a
 link. Nothing here decides anything: every action is a call of the scheduler, or a step of it.

@@ -1,4 +1,4 @@
-"""By hand: buttons for a sandbox, its pool, and what became of every request."""
+"""View of the sandbox: its buttons, its pool, and the state of every request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures at the top: value, interval, change against the baseline, and the SLO's verdict."""
+"""Cards at the top of a page: value, interval, change against the baseline, and the SLO's verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OffloadProgress of offloading: how far each request is stored and loaded, and the transfers under way."""
+"""Progress of offloading: how far each request is stored and loaded, and the transfers under way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Corrections to step costs, fitted to what users have: the file, and how they apply.
+"""Corrections to step costs, fitted to a user's measurements: the file, and how they apply.
 
 Three numbers: host time that each step exposes (seconds, added), and factors on the device time of decode
 steps and of steps with prompts. `sd` are their standard deviations given the results, `prior_sd` what was

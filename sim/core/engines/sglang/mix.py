@@ -1,4 +1,4 @@
-"""SGLang's turn: a batch of prompts if one can be made, else a decode of all running requests.
+"""SGLang's step: a batch of prompts if one can be made, else a decode of all running requests.
 
 One prompt at a time may be cut off and go on in later batches. Requests whose prompts are done join the
 running ones a turn later, when the batch they were in is merged. Out of memory, running requests are

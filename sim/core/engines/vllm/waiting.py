@@ -1,4 +1,4 @@
-"""vLLM v1's way through its waiting requests in one step, with a host tier or without.
+"""Admission of waiting requests in a step of vLLM v1, with a host tier or without.
 
 In order, each is admitted, passed over, or ends the way: it can't be admitted now, nor can those behind it.
 Admission looks at the whole known sequence; only the first chunk's blocks are taken. Where layers keep
