@@ -201,7 +201,7 @@ def test_the_api_page_has_every_public_name_with_its_parameters():
         target = getattr(pagecast, public)
         assert f"`{public}" in page or f"pagecast.{public}`" in page
         if inspect.isfunction(target):
-            shown = re.search(rf"^`{public}\((.*?)\)", page, re.MULTILINE | re.DOTALL)
+            shown = re.search(rf"^`{public}\((.*?)\)(?: ->|`)", page, re.MULTILINE | re.DOTALL)
             assert shown is not None, public
             names = [part.split("=")[0].strip() for part in shown[1].split(",")]
             assert sorted(each for each in names if each != "*") == sorted(parameters(target))
