@@ -6,6 +6,7 @@ import inspect
 from dataclasses import fields
 from typing import Annotated, Any
 
+import typer
 from pagecast.planner_app import console
 from pagecast.planner_app.commands.field_options import Gather, field_option, scenario_fields, with_options
 from pagecast.planner_app.commands.output import Explained
@@ -73,6 +74,8 @@ def memory_command(
         show(budget, engine_defaults(scenario))
     else:
         show_answer(budget, scenario)
+    if budget.out_of_memory is not None:
+        raise typer.Exit(BadInput.exit_code)
 
 
 def as_dict(budget: HbmBudget) -> dict[str, Any]:
@@ -83,6 +86,7 @@ def as_dict(budget: HbmBudget) -> dict[str, Any]:
         "gpu": budget.gpu,
         "tensor_parallel_size": budget.tensor_parallel_size,
         "total_bytes": budget.total_bytes,
+        "starts": budget.out_of_memory is None,
         "items": [
             {"name": i.name, "bytes": i.bytes, "counted": i.counted, "detail": i.detail} for i in budget.items
         ],
@@ -120,15 +124,16 @@ def show_answer(budget: HbmBudget, scenario: Scenario) -> None:
     fits = ", ".join(
         f"{budget.sequences(tokens):,} of {tokens // 1024}k" for tokens in LENGTHS if tokens <= longest
     )
+    # Layers with windows keep few tokens of a long sequence, so that no one number of tokens fits.
+    tokens = f"; KV for {budget.kv_tokens:,} tokens in all" if budget.kv_groups == 1 else ""
+    starts = f"starts{tokens}" if missing is None else "does not start"
     lines = [
-        f"{budget.model} on {each}{budget.gpu}: "
-        f"{'starts' if missing is None else 'does not start'}; KV for {budget.kv_tokens:,} tokens in all",
-        *([] if missing is None else [sentence(missing)]),
-        f"sequences at once: {fits} tokens",
+        f"{budget.model} on {each}{budget.gpu}: {starts}",
+        f"sequences at once: {fits} tokens" if missing is None else sentence(missing),
         f"KV blocks: {budget.num_gpu_blocks:,} of {budget.layout.block_size} tokens{unsure}; "
         f"set by {budget.limit}",
     ]
-    items = sorted(budget.items, key=lambda item: -item.bytes)
+    items = sorted((item for item in budget.items if item.bytes >= 0), key=lambda item: -item.bytes)
     others = items[_MOST_ITEMS:]
     table = Table(box=None, pad_edge=False)
     for title in (f"of {budget.total_bytes / GIB:.1f} GiB", "GiB", "share", ""):
@@ -140,6 +145,10 @@ def show_answer(budget: HbmBudget, scenario: Scenario) -> None:
         total = sum(item.bytes for item in others)
         names = ", ".join(item.name for item in others)
         table.add_row("others", f"{total / GIB:.2f}", f"{total / budget.total_bytes:.1%}", names)
+    short = sum(-item.bytes for item in budget.items if item.bytes < 0)
+    if short:
+        share = f"{short / budget.total_bytes:.1%}"
+        table.add_row("missing", f"{short / GIB:.2f}", share, "more than the GPU has")
     lines += table_rows(table)
     show_block(lines, budget.notes, more=[rules(scenario)])
 

@@ -45,7 +45,7 @@ def show_answer(
         reuse = _UNKNOWN_REUSE
     lines = [
         traffic(work),
-        f"on {_place(result)} with {scenario.model}: {_served(s)}",
+        f"on {_place(result)} with {scenario.model}: {_served(result)}",
         *console.table_lines(_latencies(s, spread)),
         *([] if unshared is None else [without_reuse_line(unshared)]),
         *(f"{title}: {text}" for title, text in facts if title == "rejected"),
@@ -81,12 +81,18 @@ def _place(result: Result) -> str:
     return f"{scenario.tensor_parallel_size} x {scenario.gpu}"
 
 
-def _served(s: dict[str, Any]) -> str:
-    """How many requests were served, and how fast."""
+def _served(result: Result) -> str:
+    """How many requests were served, and in what time beside that of their arrivals.
+
+    A rate is left out: beside the trace's own one it reads as overload wherever sessions go on for a while
+    after the last of them has begun.
+    """
+    s, arrival_s = result.summary, result.requests["arrival_s"]
+    came = console.seconds(float(arrival_s.max() - arrival_s.min()) if len(arrival_s) else 0.0)
     lost = [f"{s[state]:,} {state}" for state in ("rejected", "cancelled") if s[state]]
     done = "all" if s["completed"] == s["requests"] else f"{s['completed']:,}"
-    served = s["completed"] / s["makespan_s"] if s["makespan_s"] else 0.0
-    return "; ".join([f"served {done} in {console.seconds(s['makespan_s'])}, {served:.3g}/s", *lost])
+    took = console.seconds(s["makespan_s"])
+    return "; ".join([f"served {done} in {took}, the last came after {came}", *lost])
 
 
 def _latencies(s: dict[str, Any], spread: Spread | None) -> Table:

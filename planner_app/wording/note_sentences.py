@@ -283,7 +283,7 @@ def _memory_uncertain(f: Mapping[str, Any]) -> str:
 def _out_of_memory(f: Mapping[str, Any]) -> str:
     return (
         f"Does not start: with {f['limit']} the items need {f['missing_gib']:.2f} GiB more than {f['gpu']} "
-        "has, so that memory runs out when CUDA graphs are captured."
+        "has, so that memory runs out when CUDA graphs are captured. Lower it."
     )
 
 

@@ -44,7 +44,7 @@ COMMANDS = {
     "memory": (("memory", "--model", "Qwen/Qwen3-8B", "--gpu", "H200"), "starts; KV for 814,592 tokens"),
     "memory, windows": (
         ("memory", "--model", "openai/gpt-oss-20b", "--gpu", "H100", "--tensor-parallel-size", "2"),
-        "starts; KV for",
+        "sequences at once: ",
     ),
     "memory, does not start": (
         ("memory", "--model", "Qwen/Qwen3-8B", "--gpu", "H200", "--gpu-memory-utilization", "1.0"),

@@ -38,6 +38,20 @@ def test_the_table_shows_every_item_the_blocks_and_what_fits() -> None:
     assert f"{body['sequences']['131072']} of 128k tokens" in text
 
 
+def test_an_engine_that_does_not_start_is_no_success() -> None:
+    small = ("--model", "Qwen/Qwen3-8B", "--gpu", "H100", "--gpu-memory-utilization", "1.0")
+    result = run(*small)
+    assert result.exit_code == 2
+    assert "does not start" in result.stdout.splitlines()[0] and "Lower it." in result.stdout
+    assert "missing" in result.stdout and "sequences at once" not in result.stdout
+    assert json.loads(run(*small, "--json").stdout)["starts"] is False
+
+
+def test_no_number_of_tokens_is_told_where_windows_keep_few_of_a_long_sequence() -> None:
+    first, then = run("--model", "openai/gpt-oss-20b", "--gpu", "H100").stdout.splitlines()[:2]
+    assert first.endswith(": starts") and then.startswith("sequences at once: ")
+
+
 def test_windows_are_noted() -> None:
     text = run("--model", "google/gemma-3-27b-it", "--gpu", "H200").stdout
     assert "7 block tables per sequence" in text
