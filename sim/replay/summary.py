@@ -17,14 +17,15 @@ from pagecast.sim.replay.metrics import (
     prefill_avoided_s,
     prefix_hits,
     prompt_sources,
+    statistics,
 )
 from pagecast.sim.replay.offloading_figures import offloading_figures
 from pagecast.sim.replay.rejections import kind
 from pagecast.sim.replay.sequence_bytes import bytes_per_sequence
 from pagecast.sim.replay.served import Served
-from pagecast.sim.replay.speculation_figures import speculation_figures
 from pagecast.sim.replay.tenancy import merged, tenant_figures
 from pagecast.sim.replica.spec import ReplicaSpec
+from pagecast.sim.speculation.speculation import draft_figures
 from pagecast.traces.arrays import Ints
 from pagecast.traces.schema import Trace
 
@@ -85,10 +86,10 @@ def summary(
     if "tenant" in trace.requests:
         table["tenant"] = trace.column("tenant").fillna("").to_numpy()[table["row"]]
     figures |= core_figures(replicas, table)
-    figures |= speculation_figures(
-        [served.replica.speculation for served in replicas if served.replica.speculation is not None]
-    )
     servers = [served.replica for served in replicas]
+    if speculating := [server.speculation for server in servers if server.speculation is not None]:
+        figures["itl_s"] = statistics(np.concatenate([part.gaps_s() for part in speculating]))
+        figures["speculation"] = draft_figures(speculating)
     if offloading := offloading_figures(servers, table, figures["makespan_s"]):
         figures["offloading"] = offloading
     return figures

@@ -7,13 +7,18 @@ from typing import Any, Literal
 
 from pagecast.sim.core.errors import BadInput
 from pagecast.sim.documents import field_problem
-from pagecast.sim.speculation.published import PUBLISHED
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 Method = Literal["ngram", "ngram_gpu", "draft_model", "eagle", "eagle3", "mtp"]
 WITH_HIDDEN_STATES = ("eagle", "eagle3", "mtp")
 PLANS_AHEAD = (*WITH_HIDDEN_STATES, "ngram_gpu")  # by default, and `draft_model` where it is asked for
 MOST_TOKENS = 64
+# Mean tokens per step, with the one that needs no draft, by number of draft tokens, of drafters in use.
+# Source: InferenceX, `golden_al_distribution` (SPEED-Bench coding at temperature 1).
+_PUBLISHED: dict[str, dict[int, float]] = {
+    "glm-5.2-mtp": {3: 2.99},
+    "deepseek-v4-pro-dspark": dict(enumerate((1.84, 2.51, 3.01, 3.36, 3.61, 3.77, 3.73, 3.47), 1)),
+}
 
 
 class SpeculativeConfig(BaseModel):
@@ -201,10 +206,10 @@ def _of_length(length: float, count: int) -> tuple[float, ...]:
 
 def _published(name: str, count: int) -> tuple[float, ...]:
     """Rates that give a published mean length, with one chance for every position."""
-    lengths = PUBLISHED.get(name)
+    lengths = _PUBLISHED.get(name)
     if lengths is None:
         raise ValueError(
-            f"acceptance {name!r} is not known; tables are {', '.join(PUBLISHED)}, or give a number"
+            f"acceptance {name!r} is not known; tables are {', '.join(_PUBLISHED)}, or give a number"
         )
     if count not in lengths:
         lengths_text = ", ".join(map(str, lengths))
