@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import streamlit as st
 from pagecast.planner_app.dashboard.shell import history, sidebar
@@ -26,30 +27,13 @@ _PAGES = (
     ("trust", "Trust", "trust"),
     ("compare", "Compare", "compare"),
 )
-# What waits for a job is grey, and nothing else: captions and axes are as legible as the rest. Figures never
-# break in the middle.
-_STYLE = """<style>
-[class*="st-key-pending"] { opacity: 0.6; }
-.stMarkdownBadge, .stMarkdownBadge * { white-space: normal !important; text-overflow: clip !important; }
-[data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] * { color: inherit; }
-[data-testid="stCaptionContainer"] { opacity: 0.82; }
-.js-plotly-plot :is(.xtick, .ytick, .g-xtitle, .g-ytitle) text { fill: currentColor !important; }
-[class*="st-key-broken"] [data-testid="stMetricValue"] { color: #e03131; }
-[data-testid="stMetricValue"] { white-space: nowrap; font-variant-numeric: tabular-nums; }
-[data-testid="stMainBlockContainer"] { padding: 4rem 2.5rem 3rem; }
-[data-testid="stMultiSelectTagsContainer"], [data-testid="stMultiSelectTagsContainer"] > span {
-    flex-wrap: wrap; overflow: visible; height: auto; max-height: none; mask-image: none; }
-[data-testid="stMultiSelect"] div:has([data-testid="stMultiSelectTagsContainer"]) {
-    height: auto !important; max-height: none !important; }
-.st-key-history { display: none; }
-[data-testid="stSidebarUserContent"] h3 { padding-bottom: 0; }
-</style>"""
+_STYLE = Path(__file__).with_name("app.css").read_text(encoding="utf-8")
 
 
 def main() -> None:
     """Draws the page that the URL asks for."""
     st.set_page_config("pagecast", layout="wide", initial_sidebar_state="auto")
-    st.html(_STYLE)
+    st.html(f"<style>{_STYLE}</style>")
     pages = [
         st.Page(_render(folder), title=title, url_path=path, default=folder == "what_if")
         for folder, title, path in _PAGES

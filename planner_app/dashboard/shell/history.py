@@ -6,27 +6,11 @@ the browser goes back. This gives each address at which the page rested an entry
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import streamlit as st
 
-_REST_MS = 600  # a slider in motion makes no entries
-_JS = """
-const place = window.pagecastHistory ??= { href: null, timer: 0 };
-if (!place.listens) {
-  place.listens = true;
-  window.addEventListener("popstate", () => { place.href = location.href; }, true);
-}
-
-export default function () {
-  clearTimeout(place.timer);
-  place.timer = setTimeout(() => {
-    const now = location.href, last = place.href;
-    place.href = now;
-    if (last === null || last === now || new URL(last).pathname !== location.pathname) return;
-    history.replaceState({}, "", last);
-    history.pushState({}, "", now);
-  }, REST_MS);
-}
-""".replace("REST_MS", str(_REST_MS))
+_JS = Path(__file__).with_name("history.js").read_text(encoding="utf-8")
 
 
 def note(address: str) -> None:
