@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pagecast.sim.core.group_spec import Found, GroupSpec
 from pagecast.sim.core.identity.keys import BlockKeys, segment_of
 from pagecast.sim.core.memory.extent import Extent
@@ -196,28 +198,27 @@ class Lookup:
         hit.parts = parts[::-1]
         return hit
 
-    def _common(self, cached: list[list[Extent]], begin: int, end: int) -> list[_Range]:
+    def _common(self, cached: list[list[Extent]], begin: int, end: int) -> Iterator[_Range]:
         """The ranges of places between two that all groups have cached, the last first."""
         ranges = self._ranges(cached[0], begin, end)
         for extents in cached[1:]:
             ranges = _overlaps(ranges, self._ranges(extents, begin, end))
         return ranges
 
-    def _ranges(self, extents: list[Extent], begin: int, end: int) -> list[_Range]:
-        """The ranges of places between two that a group has cached, the last first."""
+    def _ranges(self, extents: list[Extent], begin: int, end: int) -> Iterator[_Range]:
+        """The ranges of places between two that a group has cached, the last first.
+
+        Neighbours are not joined: of the very many that windows leave, the last few are mostly enough.
+        """
         units = self._units
-        ranges: list[_Range] = []
         for extent in reversed(extents):
-            first = (extent.number + 1) // units - 1
-            low = max(first, begin)
-            high = min(first + extent.rows, end)
-            if low >= high:
+            low = (extent.number + 1) // units - 1
+            if low >= end:
                 continue
-            if ranges and ranges[-1][0] == high:
-                ranges[-1] = (low, ranges[-1][1])
-            else:
-                ranges.append((low, high))
-        return ranges
+            high = low + len(extent.blocks) // extent.width
+            if high <= begin:
+                return
+            yield max(low, begin), min(high, end)
 
     def _hits(self, keys: BlockKeys, first: int, last: int) -> list[TableHit]:
         """Hits with the blocks from place `first` to `last`, which are all cached."""
@@ -230,17 +231,15 @@ class Lookup:
         return hits
 
 
-def _overlaps(one: list[_Range], other: list[_Range]) -> list[_Range]:
-    """What two lists of ranges have in common, the last first as they are."""
-    overlaps: list[_Range] = []
-    i = j = 0
-    while i < len(one) and j < len(other):
-        low = max(one[i][0], other[j][0])
-        high = min(one[i][1], other[j][1])
+def _overlaps(ones: Iterator[_Range], others: Iterator[_Range]) -> Iterator[_Range]:
+    """What two series of ranges have in common, the last first as they are."""
+    one, other = next(ones, None), next(others, None)
+    while one is not None and other is not None:
+        low = max(one[0], other[0])
+        high = min(one[1], other[1])
         if low < high:
-            overlaps.append((low, high))
-        if one[i][0] >= other[j][0]:
-            i += 1
+            yield low, high
+        if one[0] >= other[0]:
+            one = next(ones, None)
         else:
-            j += 1
-    return overlaps
+            other = next(others, None)

@@ -8,6 +8,8 @@ others: where that matters, the turns of each step are taken in order.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.memory.kv_memory import KvMemory
 from pagecast.sim.core.memory.table import Leaver
@@ -18,7 +20,8 @@ from pagecast.sim.core.running import Running
 class CommonTurns:
     """The turns of some decode steps; `memory` is regular. First `note` them, then `take` them.
 
-    What the requests fill is published when somebody may look for it.
+    What the requests fill is published when somebody may look for it. Where plans overlap, a request whose
+    prompt was just completed is not among them (`note_one_step`).
     """
 
     def __init__(self, running: Running, memory: KvMemory) -> None:
@@ -67,6 +70,24 @@ class CommonTurns:
         if turns:
             self._leaving += windows.leavers_in_turn(order, turns, first)
 
+    def note_one_step(self, longest: int, apart: Collection[Request]) -> None:
+        """As `note`, for one step, in which the requests `apart` have their turns by themselves."""
+        if not apart:
+            self.note(1, longest)
+            return
+        windows = self._memory.windows
+        crossing = self._running.decoders.crossing
+        tick = self._running.tick
+        self._order = [request for request in crossing(tick) if request not in apart]
+        self._crossings = len(self._order)
+        self._leaving = []
+        self._first, self._steps, self._at_first = tick, 1, 0
+        offset = windows.leave_offset
+        if offset is None or longest + 1 <= windows.least:
+            return
+        leaving = [request for request in crossing(tick - offset) if request not in apart]
+        self._leaving = windows.leavers_in_turn(leaving, len(leaving), tick) if leaving else []
+
     def _leaving_order(self, steps: int, first: int) -> tuple[list[Request], int]:
         """What `decoders.crossings(first + 1, ...)` returns for the rest of `steps`, from the order noted.
 
@@ -93,7 +114,8 @@ class CommonTurns:
                 memory.grow_many(self._order, self._crossings)
             if self._leaving:
                 memory.leave_in_turn(self._leaving)
-        memory.fresh.clear()
+        if not memory.late:
+            memory.fresh.clear()
 
     def _take_in_turn(self) -> None:
         """Does what was noted step by step, and in each step request by request."""
@@ -105,7 +127,7 @@ class CommonTurns:
         left = 0
         count = len(leaving)
         for tick in range(self._first, self._first + self._steps):
-            for request in crossing(tick):
+            for request in crossing(tick) if self._steps > 1 else self._order:
                 end = left
                 while end < count and (
                     ticks[end] < tick or (ticks[end] == tick and leaving[end][0].order <= request.order)
@@ -122,7 +144,5 @@ class CommonTurns:
 def are_common(running: Running, memory: KvMemory) -> bool:
     """Whether turns may be taken together: their order within a step does not matter to anybody."""
     if not memory.regular or memory.writers.rivals or running.decoders.explicit:
-        return False
-    if memory.late and memory.fresh:
         return False
     return not running.knows_ahead() and memory.log.events is None

@@ -9,6 +9,9 @@ Source: vllm/v1/core/kv_cache_manager.py, `KVCacheManager.allocate_slots` (0.24)
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from itertools import islice
+
 from pagecast.sim.core.decoders import admission_order
 from pagecast.sim.core.engines.vllm.mix import VllmMix, enough_for_all
 from pagecast.sim.core.engines.vllm.tuned import Tuning
@@ -46,8 +49,9 @@ class VllmHybridMix(VllmMix):
         publish_known(running, hybrid)
         if running.chunked and self.tuning is not None:
             return step.all_in_turn()
-        if _take_together(step, hybrid):
-            return list(running.chunked)
+        apart = _fresh(running, hybrid)
+        if apart is not None and _take_together(step, hybrid, apart):
+            return sorted([*apart, *running.chunked], key=admission_order) if apart else list(running.chunked)
         wanting = due(running, hybrid)
         if running.chunked:
             return sorted({**dict.fromkeys(wanting), **running.chunked}, key=admission_order)
@@ -70,8 +74,23 @@ class VllmHybridMix(VllmMix):
         super()._schedule_waiting(step, memory, queue)
 
 
-def _take_together(step: Step, memory: KvMemory) -> bool:
-    """Lets all decoding requests have their turns together, ahead of all chunks. False: that is not possible.
+def _fresh(running: Running, memory: KvMemory) -> Collection[Request] | None:
+    """Decoding requests whose windows do not depend on one token in flight yet: they are served one by one.
+
+    They come last, as their prompts were completed last. None: one of them comes before some other.
+    """
+    if not memory.late or not memory.fresh:
+        return ()
+    decoding = running.decoders.requests
+    memory.keep_fresh(decoding)
+    fresh = memory.fresh
+    return fresh if fresh.keys() >= set(islice(reversed(decoding), len(fresh))) else None
+
+
+def _take_together(step: Step, memory: KvMemory, apart: Collection[Request]) -> bool:
+    """Lets decoding requests but for those `apart` have their turns together, ahead of all chunks.
+
+    False: that is not possible.
 
     It is nearly always: nobody will be preempted, and no chunk publishes what they write.
     """
@@ -84,7 +103,7 @@ def _take_together(step: Step, memory: KvMemory) -> bool:
         return False
     if running.decoders.count:
         turns = CommonTurns(running, memory)
-        turns.note(1, running.decoders.contexts(running.tick)[1])
+        turns.note_one_step(running.decoders.contexts(running.tick)[1], apart)
         turns.take()
     return True
 
