@@ -195,6 +195,16 @@ class Extent:
                 child.parent = None
             self.children = None
 
+    def shed_children(self) -> None:
+        """Makes roots of children that follow blocks it no longer has.
+
+        They were held, but not with it: their holder holds a copy of its content.
+        """
+        children = self.children or {}
+        for child in [child for child in children if child.number > self.end]:
+            del children[child]
+            child.parent = None
+
     def move_children(self, rest: Extent) -> None:
         """Gives `rest`, just cut off its end, the children that follow those blocks, and follows with it."""
         if self.children:

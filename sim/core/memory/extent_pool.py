@@ -316,6 +316,8 @@ class ExtentPool:
         if not extent.blocks:
             self._wake(extent)
             self._forget(extent)
+        elif extent.children:
+            extent.shed_children()
         if self.spares:
             self._replace(extent, number, len(taken))
         if self._heard or extent.key is None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import simpy
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pagecast.sim.core.cache_policy import EVICTIONS, CachePolicy, Slru
 from pagecast.sim.core.cache_rules import CacheRules
@@ -312,6 +312,14 @@ MADE = st.lists(
     depth=st.integers(0, 1),
     cancelled=st.sets(st.integers(0, 11)),
     eviction=st.sampled_from(["lru", "lfu", "slru"]),
+)
+@example(  # what follows a copy is held with the first of its kind, while the copy loses its end
+    lives=[(0, 1, 9), (0, 29, 16), (0, 12, 9)],
+    groups=[FULL, FULL, GroupSpec(KvKind.WINDOW, 4, 8), GroupSpec(KvKind.WINDOW, 8, 3)],
+    room=0,
+    depth=0,
+    cancelled=set(),
+    eviction="lfu",
 )
 def test_no_block_is_ever_lost(
     lives: list[tuple[int, int, int]],
