@@ -24,7 +24,7 @@ from contextlib import suppress
 from types import FrameType
 
 from pagecast.planner_app.garbage import collect_seldom
-from pagecast.planner_app.stderr import complain
+from pagecast.planner_app.stderr import complain, drop_stdout
 
 CANNOT_RUN_HERE = 3
 DEFECT = 4
@@ -105,7 +105,10 @@ def run(arguments: list[str] | None = None) -> int:
         from pagecast.planner_app.commands.registry import execute
 
         code = execute(arguments)
-        sys.stdout.flush()
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            drop_stdout()
         return code
     except KeyboardInterrupt:
         complain("interrupted")
@@ -115,12 +118,12 @@ def run(arguments: list[str] | None = None) -> int:
     except ImportError as error:
         return _out_of_memory() if _for_want_of_memory(error) else _defect(error, arguments)
     except BrokenPipeError:  # the reader of our output has gone (`| head`): nothing left to say
-        _drop_stdout()
+        drop_stdout()
         return 0
     except OSError as error:
         if error.errno == errno.ENOMEM:
             return _out_of_memory()
-        _drop_stdout()
+        drop_stdout()
         where = f"{error.filename}: " if error.filename else "can't write the output: "
         complain(f"{where}{error.strerror or error}")
         return 2
@@ -132,13 +135,13 @@ def _defect(error: Exception, arguments: list[str]) -> int:
     """What no command foresaw: a line, and a file with all that a report of it needs."""
     from pagecast.planner_app.defects import defect_line
 
-    _drop_stdout()
+    drop_stdout()
     complain(defect_line(error, arguments))
     return DEFECT
 
 
 def _out_of_memory() -> int:
-    _drop_stdout()
+    drop_stdout()
     complain(
         "out of memory; serve fewer requests (--limit, --requests), use fewer --workers, or a machine that "
         "has more"
@@ -154,9 +157,3 @@ def _for_want_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def _drop_stdout() -> None:
-    """Discards the rest of the output buffer, so that Python's exit does not fail on it again."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pagecast.planner_app.stderr import drop_stdout
 from pagecast.planner_app.wording.quantities import counted as counted
 from pagecast.planner_app.wording.quantities import seconds as seconds
 from pagecast.planner_app.wording.quantities import size as size
@@ -49,11 +50,13 @@ class _Plain(Console):
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
+        self.reader_gone = False
         self.push_render_hook(_TrimTables())
 
     def on_broken_pipe(self) -> None:
-        """Leaves a reader that has gone to the command line, where rich would end with 1."""
-        raise BrokenPipeError
+        """Goes on without a reader that has gone (`| head`): the command still tells its exit code."""
+        self.reader_gone = True
+        drop_stdout()
 
 
 _PATIENCE_S = 1.0  # before progress is shown
@@ -70,7 +73,11 @@ def table_lines(table: Table, width: int = _WIDE) -> list[str]:
 
 def print_json(value: Any) -> None:
     """Prints one JSON object on stdout and nothing else; what is no number becomes null."""
-    sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")
+    try:
+        sys.stdout.write(json.dumps(_plain(value), allow_nan=False) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        out.on_broken_pipe()
 
 
 def _plain(value: Any) -> Any:

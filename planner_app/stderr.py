@@ -1,7 +1,8 @@
-"""One line on stderr for an error. Imports nothing heavy: the console script needs it first of all."""
+"""One line on stderr for an error, and the end of stdout. Imports nothing heavy: the console script needs it first of all."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from contextlib import suppress
@@ -35,3 +36,9 @@ def _middle(text: str, length: int) -> str:
 def printable(text: str) -> str:
     """`text` with line ends and control characters spelt out."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def drop_stdout() -> None:
+    """Discards the rest of the output buffer, so that Python's exit does not fail on it again."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

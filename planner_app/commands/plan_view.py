@@ -104,7 +104,7 @@ def _breaks(answer: Answer) -> str:
     assert answer.beyond is not None
     names = [re.split("[<>]", term.text)[0] for term in answer.beyond.broken]
     if names == ["backlog_growth"]:
-        return "the queue grows for ever"
+        return "the queue keeps growing"
     told = ["the queue" if name == "backlog_growth" else name for name in names]
     return f"{' and '.join(told)} break{'s' if len(told) == 1 else ''}"
 

@@ -36,7 +36,8 @@ def show_block(
     """
     cautions = [f"note: {note}" for note in notes if isinstance(note, Caution)]
     others = [f"note: {note}" for note in notes if not isinstance(note, Caution)]
-    seen, unseen = _cautions(cautions, LINES // 2)
+    seen, cut = _cautions(cautions, LINES // 2)
+    unseen = cut
     block = [*_first(lines, LINES - 1 - len(seen)), *seen]
     for line in more:
         block += _whole(line, LINES - 1 - len(block))
@@ -44,8 +45,11 @@ def show_block(
         parts = _whole(note, LINES - 1 - len(block))
         block += parts
         unseen += not parts
-    begin = f"{counted(unseen, 'more note')}: " if unseen else ""
-    for line in [*block, f"{begin}{rest}" + (f" (took {took})" if took else "")]:
+    if unseen:
+        kind = f"{counted(cut, 'warning')} cut short" if cut else "no warnings"
+        rest = f"{counted(unseen, 'more note')} ({kind}): {rest}"
+    last = f"{rest} (took {took})" if took else rest
+    for line in [*block, last if len(last) <= COLUMNS else rest]:
         console.out.print(line, soft_wrap=True)
 
 

@@ -88,7 +88,7 @@ def watch_command(
             else:
                 console.out.print(_table(server, ours, ask, why))
             shown += 1
-            if shown == ask.times:
+            if shown == ask.times or console.out.reader_gone:
                 return
     finally:
         if live is not None:

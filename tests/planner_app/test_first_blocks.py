@@ -51,7 +51,7 @@ COMMANDS = {
         "does not start",
     ),
     "sweep": (("sweep", *SMALL, "--set", "max_num_seqs=2,64", *SLO), "cheapest replica that meets"),
-    "sweep, nothing differs": (("sweep", *SMALL, "--set", "max_num_seqs=128,256"), "no value differs"),
+    "sweep, nothing differs": (("sweep", *SMALL, "--set", "max_num_seqs=128,256"), "it makes no difference"),
     "sweep, GPUs": (
         ("sweep", *SMALL, "--set", "gpu=H200,L4", "--max-model-len", "16384", *SLO, *PRICES),
         "cheapest replica that meets",
@@ -137,11 +137,11 @@ def test_a_block_folds_sentences_leaves_out_whole_ones_and_counts_the_notes_left
     assert max(map(len, lines)) <= COLUMNS
     assert lines[1].startswith("  word")
     assert "\n".join(lines).count("word") == 80  # the answer and what it rests on: both whole
-    assert lines[-1].startswith("2 more notes: --explain") and len(lines) == LINES
+    assert lines[-1].startswith("2 more notes (no warnings): --explain") and len(lines) == LINES
     show_block(["answer", *["line"] * 8], [long, "short"])
     assert capsys.readouterr().out.splitlines()[-2:] == [
         "note: short",
-        "1 more note: --explain tells all, --json has every figure",
+        "1 more note (no warnings): --explain tells all, --json has every figure",
     ]
 
 
@@ -153,7 +153,7 @@ def test_a_caution_is_seen_before_all_that_an_answer_rests_on(capsys: pytest.Cap
     assert lines[-3:] == [
         "note: read this",
         "note: First sentence of a caution.",
-        "2 more notes: --explain tells all, --json has every figure",
+        "2 more notes (1 warning cut short): --explain tells all, --json has every figure",
     ]
     assert len(lines) == LINES
 

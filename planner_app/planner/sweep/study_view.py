@@ -103,8 +103,8 @@ def nothing_differs(result: SweepResult) -> str:
             return ""
     figures = ", ".join(f"{title(_measure(name))} {text(name, ran[name].iloc[0])}" for name in names)
     return (
-        f"no value differs: the figures of all {len(ran):,} trials are within {_MATTERS:.1%}, so keep "
-        f"{', '.join(result.knobs)} as it is ({figures})"
+        f"it makes no difference: all {len(ran):,} trials have the same figures within {_MATTERS:.1%}, so "
+        f"keep {', '.join(result.knobs)} as it is ({figures})"
     )
 
 

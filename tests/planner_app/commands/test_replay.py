@@ -257,6 +257,14 @@ def test_a_reader_that_goes_early_ends_nothing_with_an_error(command):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("more", ["", "--json"])
+def test_a_gate_that_fails_says_so_by_its_exit_code_without_a_reader(tmp_path, more):
+    gate = "model: Qwen/Qwen3-8B\ngpu: H200\ncheck: {trace: chat, limit: 20, slo: ttft_p99<1us}\n"
+    (tmp_path / "gate.yaml").write_text(gate)
+    done = shell(f"set -o pipefail; pagecast check --scenario {tmp_path}/gate.yaml {more} | true")
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 @pytest.mark.parametrize(
     ("where", "words"), [("> /dev/full", "No space left on device"), (">&-", "stdout is closed")]
 )
