@@ -1,4 +1,4 @@
-"""One line on stderr for an error, and the end of stdout. Imports nothing heavy: the console script needs it first of all."""
+"""One line on stderr for an error, and the end of stdout. Imports nothing heavy: the script needs it."""
 
 from __future__ import annotations
 

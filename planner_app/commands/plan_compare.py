@@ -20,12 +20,14 @@ from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.sweep.space import parse_space, shown
 from pagecast.planner_app.planner.traffic import traffic
 from pagecast.planner_app.wording.assumed import rules
+from pagecast.sim.note import Caution
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 from rich.table import Table
 
 _BREAKS = "breaks"
 _MOST_ROWS = 6  # of servers, in the answer
+_DRAWS = 20  # that tell one server from another
 
 
 def plan_compared(
@@ -77,22 +79,56 @@ def _show(
     if winner is None:
         lines.append(f"none of {servers} keeps SLO {ask.slo}")
     else:
-        lines.append(f"cheapest of {servers} for SLO {ask.slo}: {_setting(winner)}{_cost(winner)}")
+        best_of = "cheapest" if winner.plan and winner.plan.cost else "best"
+        lines.append(f"{best_of} of {servers} for SLO {ask.slo}: {_setting(winner)}{_cost(winner)}")
     plans = [row for row in ordered if row.plan is not None]
     most = len(ordered) if explain else min(_MOST_ROWS, room_below(lines) - 2)
     lines += table_rows(_table(plans[:most])) if plans else []
     if len(plans) > most:
         lines.append(f"and {len(plans) - most} that cost more")
     lines += [f"{_setting(row)}: {row.reason}" for row in ordered if row.plan is None]
+    notes = _undecided(winner, plans)
     if not explain:
-        show_block(lines, more=[rules(plans[0].plan.scenario)] if plans and plans[0].plan else [])
+        servers_planned = [row.plan.scenario for row in plans if row.plan is not None]
+        more = [rules(*servers_planned, varied=plans[0].point)] if plans else []
+        show_block(lines, notes, more=more)
         return
-    for line in lines:
+    for line in [*lines, *(f"note: {note}" for note in notes)]:
         console.out.print(line, soft_wrap=True)
     for row in plans:
         assert row.plan is not None
         console.out.print(f"\n{_setting(row)}", soft_wrap=True)
         show(row.plan)
+
+
+def _undecided(winner: Compared | None, plans: Sequence[Compared]) -> list[str]:
+    """A caution where other requests, or other draws of costs, may well put another server first."""
+    others = [row for row in plans if row is not winner and row.keeps]
+    if winner is None or not others:
+        return []
+    mine = _interval(winner)
+    if mine is None:
+        return [
+            Caution(
+                "no intervals: which server comes first may be chance, the more so with few requests; "
+                f"--replicates {_DRAWS} tells"
+            )
+        ]
+    near = [row for row in others if (span := _interval(row)) and span[0] <= mine[1] and mine[0] <= span[1]]
+    if not near:
+        return []
+    return [Caution(f"not decided: the 90% interval of {_setting(near[0])} overlaps that of the first")]
+
+
+def _interval(row: Compared) -> tuple[float, float] | None:
+    """The 90% interval of the load that keeps the SLO, per USD or per GPU; None where no draws were made."""
+    assert row.plan is not None
+    plan, cost = row.plan, row.plan.cost
+    price = cost.usd_per_replica_hour if cost else float(plan.scenario.tensor_parallel_size)
+    most = plan.answers.get("rate") or plan.concurrency
+    if most is None or most.low is None or most.high is None:
+        return None
+    return most.low / price, most.high / price
 
 
 def _setting(row: Compared) -> str:
@@ -139,7 +175,7 @@ def _cells(row: Compared) -> dict[str, str]:
         cells["$/hour"] = f"{plan.cost.usd_per_hour:,.2f}"
     if plan.cost is not None and plan.cost.usd_per_million_output_tokens is not None:
         cells["$/M tokens"] = f"{plan.cost.usd_per_million_output_tokens:,.2f}"
-    cells["step times"] = f"±{plan.step_times_percent:.0f}%"
+    cells["error of steps"] = f"{plan.step_times_percent:.0f}%"
     if most is not None and most.beyond is not None:
         names = [re.split("[<>]", term.text)[0] for term in most.beyond.broken]
         cells[_BREAKS] = " and ".join("the queue" if name == "backlog_growth" else name for name in names)

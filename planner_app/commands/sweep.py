@@ -184,7 +184,7 @@ def scenario_of_cheapest(result: SweepResult) -> Scenario | None:
 def show_answer(result: SweepResult, out: Path | None, given: GivenScenario) -> None:
     """Prints the cheapest, how to run it, what it was chosen from, and below it the trials."""
     from pagecast.planner_app.planner.sweep.study_view import all_trials, answer, front, nothing_differs
-    from pagecast.planner_app.planner.sweep.trial_costs import notes, used, what_each_is
+    from pagecast.planner_app.planner.sweep.trial_costs import notes, servers, used, what_each_is
 
     question, costs = result.question, used(result)
     same = nothing_differs(result)
@@ -202,7 +202,7 @@ def show_answer(result: SweepResult, out: Path | None, given: GivenScenario) -> 
     if out is not None and scenario_of_cheapest(result) is not None:
         lines.append(f"its scenario: {out / CHEAPEST}")
     texts = [*notes(result, costs), *question.trace.notes]
-    more = [rules(question.scenario)]
+    more = [rules(*(servers(result) or [question.scenario]), varied=result.knobs)]
     if len(costs) == 1 and "gpu" not in result.knobs and "model" not in result.knobs:
         more = [step_times(question.scenario, question.scenario.step_costs()), *more]
     show_block(lines, texts, _replayed(result), more=more)
@@ -222,7 +222,7 @@ def show_answer(result: SweepResult, out: Path | None, given: GivenScenario) -> 
 def show(result: SweepResult, out: Path | None) -> None:
     """Prints the cheapest, the front, the knobs' effects, and how many trials there were."""
     from pagecast.planner_app.planner.sweep.study_view import all_trials, answer, effects, front, subject
-    from pagecast.planner_app.planner.sweep.trial_costs import notes, used, what_each_is
+    from pagecast.planner_app.planner.sweep.trial_costs import notes, servers, used, what_each_is
 
     question, costs = result.question, used(result)
     trials = console.counted(len(result.table), "trial")
@@ -232,7 +232,7 @@ def show(result: SweepResult, out: Path | None) -> None:
         soft_wrap=True,
     )
     console.out.print(_same(result, [each.name for each in costs]), soft_wrap=True)
-    if defaults := engine_defaults(question.scenario):
+    if defaults := engine_defaults(*(servers(result) or [question.scenario]), varied=result.knobs):
         console.out.print(defaults, soft_wrap=True)
     console.out.print(answer(result), soft_wrap=True)
     if len(result.table) <= _MOST_ROWS:

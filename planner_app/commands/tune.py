@@ -130,7 +130,8 @@ def show_answer(work: Trace, tuned: TuneResult) -> None:
     header, rows = shortest(tuned, min(_MOST_ROWS, room_below(lines) - 1))
     if rows:
         lines += table_rows(_table(header, rows))
-    more = [step_times(scenario, scenario.step_costs()), *filter(None, [cannot_run(tuned)]), rules(scenario)]
+    more = [step_times(scenario, scenario.step_costs()), *filter(None, [cannot_run(tuned)])]
+    more.append(rules(scenario, varied=(tuned.knob,)))
     show_block(lines, tuned.notes, more=more)
 
 
@@ -161,7 +162,7 @@ def show(tuned: TuneResult) -> None:
         f"{scenario.profile.label}, costs {tuned.costs}: {len(tuned.table)} values of {tuned.knob}",
         soft_wrap=True,
     )
-    if defaults := engine_defaults(scenario):
+    if defaults := engine_defaults(scenario, varied=(tuned.knob,)):
         console.out.print(defaults, soft_wrap=True)
     if not tuned.complete:
         console.out.print("interrupted: the other values were not tried")

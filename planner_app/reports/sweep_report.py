@@ -6,7 +6,16 @@ from collections.abc import Sequence
 
 import pandas as pd
 from pagecast.planner_app.planner.sweep.study import SweepResult
-from pagecast.planner_app.planner.sweep.study_view import answer, differ, effects, front, subject, text, title
+from pagecast.planner_app.planner.sweep.study_view import (
+    answer,
+    best_word,
+    differ,
+    effects,
+    front,
+    subject,
+    text,
+    title,
+)
 from pagecast.planner_app.planner.sweep.trial_costs import CostUse, notes, used, what_each_is
 from pagecast.planner_app.reports import sweep_charts as charts
 from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
@@ -24,7 +33,7 @@ def sweep_report(result: SweepResult) -> str:
     costs = used(result)
     header, rows = front(result)
     highlights = frozenset(at for at, row in enumerate(rows) if row[0] == str(best_number))
-    text = "The cheapest is marked." if highlights else ""
+    text = f"The {best_word(result)} is marked." if highlights else ""
     traded = [charts.trade_off(table, objectives[0], y, knobs, best_number) for y in objectives[1:]]
     lines = [
         charts.against_knob(ran, knob, [name], None if best is None else best[knob])
@@ -56,7 +65,7 @@ def _cards(result: SweepResult) -> list[SummaryCard]:
         names = dict.fromkeys((result.cost, *result.question.objectives, "usd_per_million_output_tokens"))
         figures = [name for name in names if name in best]
         cards += [
-            SummaryCard(title(name), text(name, best[name]), f"of the cheapest {subject(result)}")
+            SummaryCard(title(name), text(name, best[name]), f"of the {best_word(result)} {subject(result)}")
             for name in figures
         ]
     failed = int((table["reason"] != "").sum())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pagecast.planner_app.wording.costs_name import costs_name
@@ -33,9 +33,10 @@ def beside_step_times(notes: Iterable[str]) -> list[str]:
     ]
 
 
-def rules(scenario: Scenario) -> str:
-    """`assumed: vLLM 0.33 defaults: max_num_seqs 1024, ...`."""
-    return f"assumed: {engine_defaults(scenario) or f'{scenario.profile.label}, all options given'}"
+def rules(scenario: Scenario, *others: Scenario, varied: Collection[str] = ()) -> str:
+    """`assumed: vLLM 0.33 defaults: max_num_seqs 1024, ...`; as `engine_defaults` of several servers."""
+    listed = engine_defaults(scenario, *others, varied=varied)
+    return f"assumed: {listed or f'{scenario.profile.label}, all options given'}"
 
 
 def step_times(scenario: Scenario, costs: StepCosts) -> str:

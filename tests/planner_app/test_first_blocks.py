@@ -50,7 +50,7 @@ COMMANDS = {
         ("memory", "--model", "Qwen/Qwen3-8B", "--gpu", "H200", "--gpu-memory-utilization", "1.0"),
         "does not start",
     ),
-    "sweep": (("sweep", *SMALL, "--set", "max_num_seqs=2,64", *SLO), "cheapest replica that meets"),
+    "sweep": (("sweep", *SMALL, "--set", "max_num_seqs=2,64", *SLO), "best replica that meets"),
     "sweep, nothing differs": (("sweep", *SMALL, "--set", "max_num_seqs=128,256"), "it makes no difference"),
     "sweep, GPUs": (
         ("sweep", *SMALL, "--set", "gpu=H200,L4", "--max-model-len", "16384", *SLO, *PRICES),
@@ -65,7 +65,7 @@ COMMANDS = {
     ),
     "plan, several servers": (
         ("plan", *SMALL, *SLO, "--compare", "max_num_seqs=8,16", "--most-requests", "200"),
-        "cheapest of 2 servers",
+        "best of 2 servers",
     ),
     "replay, several concurrencies": (
         ("replay", *SMALL, "--sweep-concurrency", "1,2,4,8,16,32,64"),

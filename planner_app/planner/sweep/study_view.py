@@ -14,7 +14,6 @@ from pagecast.planner_app.planner.sweep.trial import COUNTS
 from pagecast.planner_app.wording.quantities import seconds
 
 _MATTERS = 0.005  # less than this part of a figure is not worth a row
-CHEAPEST = "cheapest"
 _YES_OR_NO = ("meets", "on_front")
 _SHARES = ("token_hit_rate", "peak_kv_usage")
 _SHED = "predicted TTFT"
@@ -48,7 +47,10 @@ def text(name: str, value: Any) -> str:
 
 def title(name: str) -> str:
     """A column's name as a heading that can be broken into lines."""
-    short = {"usd_per_hour": "$ per hour", "usd_per_million_output_tokens": "$ per M output tokens"}
+    short = {
+        "usd_per_hour": "$ per hour",
+        "usd_per_million_output_tokens": "$ per M output tokens at this load",
+    }
     plain = name.removesuffix("_s") if not name.endswith("_per_s") else name
     for word in ("ttft", "tpot", "e2e", "kv", "gpu"):
         plain = plain.replace(f"{word}_", f"{word.upper()}_")
@@ -70,13 +72,15 @@ def answer(result: SweepResult, *, short: bool = False) -> str:
         return _none(result, ran) + stopped
     cost = f"at ${best['usd_per_hour']:,.2f} per hour" if question.prices else f"on {_gpus(best['gpus'])}"
     each = best.get("usd_per_million_output_tokens")
-    tokens = f", ${each:,.2f} per million output tokens" if each else ""
+    tokens = f", ${each:,.2f} per million output tokens at this load" if each else ""
     level = f" that meets {question.slo}" if question.slo else ""
     others = int((table["meets"] & (table[result.cost] == best[result.cost])).sum()) - 1
     reason = "the tightest term of the SLO has most room" if question.slo else "p99 TTFT is lowest"
     reason = reason if question.loads is None else "output tokens per second are most"
     choice = "Pareto-optimal one" if best["on_front"] else "one"
-    equal = f" Of {others + 1} that cost the same it is the {choice} where {reason}." if others else ""
+    unit = "GPU hours" if result.cost == "gpu_hours" else "GPUs"
+    same = "cost the same" if question.prices else f"take as many {unit}"
+    equal = f" Of {others + 1} that {same} it is the {choice} where {reason}." if others else ""
     if not best["on_front"]:
         equal += " It is not among the Pareto-optimal ones below, whose objectives leave the cost out."
     names = (*(_terms(result) or ("ttft_p99_s", "tpot_p95_s")), "output_tokens_per_s")
@@ -84,8 +88,8 @@ def answer(result: SweepResult, *, short: bool = False) -> str:
     if question.fleet is not None:
         cost = f"{cost}, {best['gpu_hours']:,.2f} GPU hours"
     costs = f" Its step costs are {best['step_costs']}, others' are not." if differ(result) else ""
-    cheapest = f"cheapest {subject(result)}{level}: {setting(result, best)}"
-    alike = f" {others} more cost the same; in this one {reason}." if others else ""
+    cheapest = f"{best_word(result)} {subject(result)}{level}: {setting(result, best)}"
+    alike = f" {others} more {same}; in this one {reason}." if others else ""
     return f"{cheapest}, {cost}{tokens}: {figures}.{alike if short else equal + costs}{stopped}"
 
 
@@ -116,6 +120,11 @@ def _terms(result: SweepResult) -> list[str]:
 def _measure(name: str) -> str:
     """The figure that a term bounds: `ttft_p99` of `ttft_p99<2s`; another column's name stays."""
     return "goodput" if name.startswith("goodput") else name.partition("<")[0]
+
+
+def best_word(result: SweepResult) -> str:
+    """What the best is called: without a price nothing is known of what it costs."""
+    return "cheapest" if result.question.prices else "best"
 
 
 def subject(result: SweepResult) -> str:
@@ -207,7 +216,7 @@ def all_trials(result: SweepResult) -> tuple[list[str], list[list[str]]]:
         row = record(table.loc[[index]])
         body.append([str(row["number"]), *(text(name, row[name]) for name in names), _verdict(result, row)])
     if nothing_differs(result):  # nor is one the cheapest
-        body = [["" if cell == CHEAPEST else cell for cell in line] for line in body]
+        body = [["" if cell == best_word(result) else cell for cell in line] for line in body]
     return ["trial", *map(title, names), ""], body
 
 
@@ -216,7 +225,7 @@ def _verdict(result: SweepResult, row: Mapping[str, Any]) -> str:
     if row["reason"]:
         return str(row["reason"]).partition(";")[0].partition(":")[0]
     if row["meets"]:
-        return CHEAPEST if result.cheapest and result.cheapest["number"] == row["number"] else ""
+        return best_word(result) if result.cheapest and result.cheapest["number"] == row["number"] else ""
     if row["rejected"]:
         return f"rejects {row['rejected']:,} requests"
     if not row["lasts"]:

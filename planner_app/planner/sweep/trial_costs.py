@@ -22,7 +22,8 @@ from pagecast.sim.replay.notes import idle_note
 from pagecast.sim.scenario import Scenario
 
 ONE_REPLICA = (
-    "each trial is one replica that serves the whole trace; `pagecast plan` tells how many a rate needs"
+    "each trial is one replica that serves the whole trace; `pagecast plan` tells how many a rate needs, and "
+    "with prices what tokens cost at the highest load"
 )
 A_FLEET = "each trial is a fleet that serves the trace at its own times; its cost is of all GPUs that it held"
 
@@ -74,13 +75,18 @@ def notes(result: SweepResult, uses: list[CostUse]) -> list[str]:
 
 def _idle(result: SweepResult) -> str:
     """A sentence on fields that are given and change nothing in any trial that ran; empty without any."""
+    scenarios = servers(result)
+    return idle_note(result.question.trace, *scenarios) if scenarios else ""
+
+
+def servers(result: SweepResult) -> list[Scenario]:
+    """The scenarios of the trials that ran; none where a file has gone since."""
     ran = result.table[result.table["reason"] == ""]
     points = [{name: row[name] for name in result.knobs} for row in records(ran)]
     try:
-        scenarios = [scenario for point in points for scenario in _scenarios(result, point)]
-    except BadInput:  # a file has gone since
-        return ""
-    return idle_note(result.question.trace, *scenarios)
+        return [scenario for point in points for scenario in _scenarios(result, point)]
+    except BadInput:
+        return []
 
 
 def _scenarios(result: SweepResult, point: Point) -> list[Scenario]:

@@ -60,3 +60,20 @@ def test_a_row_is_the_plan_of_that_server_alone(capsys):
 def test_what_can_not_be_compared_is_refused(options, words, capsys):
     assert run([*ASK, *options]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("draws", "values", "words"),
+    [
+        ([], "4,64", "which server comes first may be chance"),
+        (["--replicates", "5"], "60,64", "not decided: the 90% interval of max_num_seqs=6"),
+        (["--replicates", "5"], "1,64", ""),
+    ],
+)
+def test_a_comparison_says_whether_it_is_decided(draws, values, words, capsys):
+    ask = ["plan", "chat", "--limit", "30", "--most-requests", "30", "--slo", "ttft_p90<1s"]
+    assert run([*ask, "--compare", f"max_num_seqs={values}", *draws, *HERE]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert words in out and ("note: " in out) == bool(words)
+    assumed = out.partition("assumed:")[2]
+    assert "max_num_batched_tokens" in assumed and "max_num_seqs" not in assumed

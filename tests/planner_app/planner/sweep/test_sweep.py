@@ -349,7 +349,7 @@ def test_step_costs_are_named_and_where_they_differ_it_is_said(tmp_path, capsys)
     out = capsys.readouterr().out
     assert "with model Qwen/Qwen3-8B, gpu H200, tensor_parallel_size 1, engine vllm@0.33, step costs v" in out
     assert "Step costs fitted to" in out and "differ" not in out
-    assert "cheapest replica: block_size=" in out and "one replica that serves the whole trace" in out
+    assert "best replica: block_size=" in out and "one replica that serves the whole trace" in out
 
 
 def test_a_study_from_before_trials_told_their_costs_goes_on(chat, reference, tmp_path):
