@@ -157,11 +157,3 @@ class Stride:
             self._running.in_flight[-1] = plan
         self.settle()
         return plan
-
-
-class SingleSteps(Stride):
-    """Plans no stretches: every step is decided, for rules that look at each of them."""
-
-    def quiet(self) -> int:
-        """None."""
-        return 0

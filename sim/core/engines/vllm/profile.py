@@ -31,7 +31,7 @@ from pagecast.sim.core.rules.queue_limits import QueueLimits
 from pagecast.sim.core.rules.rules import Admission, MakeAdmission, MakeVictim, Mix, Victim
 from pagecast.sim.core.rules.victim import LeastUrgent, Newest
 from pagecast.sim.core.running import Running
-from pagecast.sim.core.stretch.stride import SingleSteps
+from pagecast.sim.core.stretch.single import SingleSteps
 from pagecast.sim.core.tiers.offloading import Offloading
 from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
 
