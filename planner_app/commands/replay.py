@@ -131,7 +131,7 @@ def replay_command(
         varied = None if drawn.fixed_workload else redrawn(work, scenario.seed, *rates)
         added = (note for note in (varied, few_draws(drawn.replicates)) if note)
         result = replace(result, notes=(*result.notes, *added))
-    _draw(result, spread, output.report, ask.perfetto)
+    _draw(work, result, spread, output.report, ask.perfetto)
     if output.json_only:
         words = sentence(varied) if varied else "as it is"
         body = result.summary
@@ -213,13 +213,15 @@ def _write_summary(folder: Path, summary: dict[str, Any]) -> None:
         place.write_text(dumps(summary, indent=1) + "\n", encoding="utf-8")
 
 
-def _draw(result: Result, spread: Spread | None, report: Path | None, perfetto: Path | None) -> None:
+def _draw(
+    work: Trace, result: Result, spread: Spread | None, report: Path | None, perfetto: Path | None
+) -> None:
     """Writes the pictures that were asked for."""
     if report is not None:
         from pagecast.planner_app.reports.replay_report import replay_report
 
         around = spread.around(summary_figures(result)) if spread else None
-        write(report, replay_report(result, around))
+        write(report, replay_report(result, around, contents=not work.lengths_only))
     if perfetto is not None:
         from pagecast.planner_app.reports.perfetto import write_perfetto
 

@@ -27,10 +27,10 @@ _LATENCIES = {
 }
 
 
-def replay_report(result: Result, spread: Spread | None = None) -> str:
+def replay_report(result: Result, spread: Spread | None = None, *, contents: bool = True) -> str:
     """The page of a replay with its steps (`Kept.steps`); `spread` adds 90% intervals.
 
-    A fleet's has its replicas instead of steps.
+    A fleet's has its replicas instead of steps. `contents`: prompts have them, so that reuse is known.
     """
     s, scenario = result.summary, result.scenario
     fleet = result if isinstance(result, FleetResult) else None
@@ -52,10 +52,12 @@ def replay_report(result: Result, spread: Spread | None = None) -> str:
         *([_fleet(fleet)] if fleet is not None else []),
         Section("Scenario", [_scenario(result)]),
     ]
-    return page(f"Forecast of {result.trace}", lead, cards(s), sections, sentences(result.notes))
+    return page(
+        f"Forecast of {result.trace}", lead, cards(s, contents=contents), sections, sentences(result.notes)
+    )
 
 
-def cards(s: dict[str, Any]) -> list[SummaryCard]:
+def cards(s: dict[str, Any], *, contents: bool = True) -> list[SummaryCard]:
     """The summary's figures that people ask for first."""
 
     def both(name: str) -> tuple[str, str]:
@@ -80,7 +82,9 @@ def cards(s: dict[str, Any]) -> list[SummaryCard]:
             f"{s['token_hit_rate']:.1%}",
             f"of eligible prompt tokens; {seconds(s['prefill_avoided_s'])} of prefill avoided"
             + (f"; {sources}" if (sources := told_apart(s["prompt_tokens_by_source"])) else ""),
-        ),
+        )
+        if contents
+        else SummaryCard("Prefix hits", "unknown", "the trace has no contents; counted as none"),
         SummaryCard("KV cache at peak", f"{s['peak_kv_usage']:.1%}", blocks),
         SummaryCard(
             "Preemptions", f"{s['preemptions']:,}", f"{s['failed_allocations']:,} failed allocations"

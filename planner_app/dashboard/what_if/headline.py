@@ -60,20 +60,22 @@ def cards_of(own: Session, results: ViewResults) -> list[Card | LaterCard]:
     around = results.spread.around(figures) if results.spread else Spread()
 
     def card(name: str, title: str, words: Words, help: str, **more: Any) -> Card:
-        value = figures.get(name)
+        unknown = name == "token_hit_rate" and results.trace.lengths_only
+        value = None if unknown else figures.get(name)
         return Card(
             title,
             None if value is None or math.isnan(value) else value,
             words,
             help,
-            around.low.get(name),
-            around.high.get(name),
+            None if unknown else around.low.get(name),
+            None if unknown else around.high.get(name),
             results.waiting["spread"],
             baseline=base.figures.get(name),
             verdicts=results.verdicts.get(name.split("_")[0], ()),
             advice=advice_on(
                 name, results.result, results.verdicts.get(name.split("_")[0], ()), results.lost_hits
             ),
+            note="the trace has no contents: reuse unknown" if unknown else "",
             **more,
         )
 

@@ -157,7 +157,9 @@ def tune(
     if complete and ran and level.terms and not ask.static and len(_candidates(table)):
         choice = choose(trace, scenario, knob, level.text, values=ran)
         recommended = next(value for value in ran if value == choice.best.value)
-        reason = f"{knob} {shown(recommended)}. {worth(choice, by_value=True)}"
+        reason = (
+            f"{knob} {shown(recommended)}. {worth(choice, by_value=True)}{_at_top(recommended, values, ran)}"
+        )
     elif recommended is not None:
         notes = (*notes, _tolerances(table))
     costs = scenario.step_costs()
@@ -174,6 +176,14 @@ def tune(
         costs.name,
         sentence(costs.expected_error()),
     )
+
+
+def _at_top(value: KnobValue, tried: Sequence[KnobValue], ran: Sequence[float]) -> str:
+    """A sentence where the best is the largest of several values, beyond which nothing is known."""
+    if len(ran) < 2 or value != ran[-1]:
+        return ""
+    last = [each for each in tried if each is not None][-1]
+    return " It is the largest that " + ("was tried; --values tries others." if value == last else "starts.")
 
 
 def _ran(table: pd.DataFrame, knob: str, value: KnobValue) -> bool:

@@ -189,3 +189,9 @@ def test_a_browser_without_network_draws_every_chart(result, tmp_path):
     browser = subprocess.run([BROWSER, *options, path.as_uri()], capture_output=True, text=True, timeout=120)
     assert 'data-drawn="9"' in browser.stdout
     assert browser.stdout.count('class="main-svg"') >= 9
+
+
+def test_reuse_that_a_trace_does_not_tell_is_unknown_and_not_zero():
+    text = replay_report(replay(read("chat", limit=20), Scenario(costs="roofline")), contents=False)
+    card = text.partition("Prefix hits</div>")[2].partition("<div class=card>")[0]
+    assert "unknown" in card and "%" not in card

@@ -15,7 +15,7 @@ from pagecast.planner_app.planner.execution.options import Many
 from pagecast.planner_app.planner.sweep.options import SweepOptions
 from pagecast.planner_app.planner.sweep.question import SweepQuestion
 from pagecast.planner_app.planner.sweep.study import sweep
-from pagecast.planner_app.planner.tune.knobs import budget_knob, recommend, tune
+from pagecast.planner_app.planner.tune.knobs import _at_top, budget_knob, recommend, tune
 from pagecast.planner_app.planner.tune.options import TuneOptions
 from pagecast.planner_app.planner.tune.tables import admits, cannot_run, tables
 from pagecast.planner_app.reports.html_page import plain_figures
@@ -355,3 +355,10 @@ def test_a_budget_that_admits_fewer_users_is_not_recommended_and_plan_admits_as_
         at = scenario.changed(gpu_memory_utilization=value)
         ask = PlanOptions(slo=slo, kinds=("concurrency",), replicates=0, explain=False)
         assert plan(trace, at, ask).concurrency.value == pytest.approx(admitted, abs=2)
+
+
+def test_a_best_value_at_the_end_of_the_list_is_told_as_that():
+    told = " It is the largest that was tried; --values tries others."
+    assert _at_top(0.9, [0.5, 0.9], [0.5, 0.9]) == told
+    assert _at_top(0.9, [0.5, 0.9, 1.0], [0.5, 0.9]) == " It is the largest that starts."
+    assert not _at_top(0.5, [0.5, 0.9], [0.5, 0.9])
