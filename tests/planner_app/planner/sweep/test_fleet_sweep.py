@@ -102,7 +102,7 @@ def test_the_cheapest_fleet_has_the_fewest_gpus_that_meet_the_slo():
     meets = result.table[result.table["meets"]]
     assert 0 < len(meets) < 4
     assert result.cheapest["replicas"] == meets["replicas"].min()
-    assert answer(result).startswith("cheapest fleet that meets ttft_p90<1s: replicas=")
+    assert answer(result).startswith("best fleet that meets ttft_p90<1s: replicas=")
 
 
 @pytest.mark.parametrize("shed", [None, 60.0])
