@@ -671,6 +671,7 @@ class Engine:
         if self.disk is not None:
             self._look_at_disk(self.disk)
         output = self.scheduler.schedule()
+        _check_padding(output)
         self._look_at_contents(output)
         transfers = self._transfer(output)
         if transfers is not None and not output.total_num_scheduled_tokens:
@@ -918,6 +919,22 @@ class Engine:
         )
 
 
+class CutPadding(Exception):
+    """A row of drafts that fills up a joining request has fewer tokens than the request is said to compute.
+
+    From 0.30 on vLLM asserts that none is cut. Before, `long_prefill_token_threshold` cuts them, and the
+    count of computed tokens becomes negative.
+    """
+
+
+def _check_padding(output: SchedulerOutput) -> None:
+    joining = [new.req_id for new in output.scheduled_new_reqs]
+    for id in [*joining, *output.scheduled_cached_reqs.resumed_req_ids]:
+        drafts = output.scheduled_spec_decode_tokens.get(id, ())
+        if drafts and output.num_scheduled_tokens[id] <= len(drafts):
+            raise CutPadding
+
+
 class Hang(Exception):
     """A scenario takes more real time than it may."""
 
@@ -939,6 +956,8 @@ def attempt(seed: int, features: tuple[str, ...], folder: Path, limit_s: int) ->
         return "deadlock"
     except Hang:
         return "hang"
+    except CutPadding:
+        return "padding cut short"
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         if where.filename == __file__ and not limit_s:
