@@ -188,6 +188,7 @@ def _figures(budget: HbmBudget) -> Table:
         f"{per.theoretical:,.0f} theoretical, {per.allocated:,.0f} allocated, {per.admissible:,.0f} "
         f"admissible (sequences of {per.sequence_tokens:,} tokens)",
     )
-    fits = ", ".join(f"{budget.sequences(tokens):,} of {tokens // 1024}k" for tokens in LENGTHS)
-    table.add_row("sequences", f"{fits} tokens")
+    if budget.out_of_memory is None:
+        fits = ", ".join(f"{budget.sequences(tokens):,} of {tokens // 1024}k" for tokens in LENGTHS)
+        table.add_row("sequences", f"{fits} tokens")
     return table

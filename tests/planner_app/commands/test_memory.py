@@ -44,6 +44,7 @@ def test_an_engine_that_does_not_start_is_no_success() -> None:
     assert result.exit_code == 2
     assert "does not start" in result.stdout.splitlines()[0] and "Lower it." in result.stdout
     assert "missing" in result.stdout and "sequences at once" not in result.stdout
+    assert "sequences  " not in run(*small, "--explain").stdout
     assert json.loads(run(*small, "--json").stdout)["starts"] is False
 
 
