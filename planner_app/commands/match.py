@@ -21,6 +21,7 @@ from pagecast.sim.costs.calibration.file import own_folder
 from pagecast.sim.costs.measured.corrections import read_corrections
 from pagecast.sim.fitting.explain import WARM, Explanation, Fact, Setup, distance, warmed
 from pagecast.sim.fitting.match import MATCHING, Match, match
+from pagecast.sim.note import Caution
 from pagecast.sim.replay.simulation import replay
 from pagecast.sim.runs.bench_results import BenchResults, model_named, read_results
 from pagecast.sim.runs.forecast import scenario_of
@@ -41,6 +42,7 @@ _SAME_S = 5e-6  # seconds that a step must take longer
 _UNCHANGED = "no calibration is written: step times need no correction"
 _STOPPED = "interrupted: other explanations were not tried, and no calibration is written"
 _SAME_BLOCKS = 0.02  # predictions of KV blocks are as close
+_WORSE = 5.0  # percent of a figure by which a calibration may be further off without a word
 
 
 class MatchOptions(Options):
@@ -87,6 +89,8 @@ def match_command(arguments: ScenarioOnly, ask: MatchOptions, output: Explained)
         console.check_place("--out", ask.out)
     arguments = _with_model(ask, arguments)
     scenario, notes = _scenario(ask, arguments)
+    if not _names_gpu(ask, arguments):
+        notes += (Caution(f"no --gpu was given: the forecast is of {scenario.gpu}, the default"),)
     stated = scenario if arguments.log is None else started(arguments, measured=False)[0]
     server = read_metrics(*ask.metrics, seconds=ask.seconds) if ask.metrics else None
     scenario = _as_told(scenario, stated, server, arguments)
@@ -169,6 +173,15 @@ def _scenario(ask: MatchOptions, arguments: GivenScenario) -> tuple[Scenario, tu
         scenario = scenario_of(RecordedRun.load(ask.results), arguments.fields.get("costs", "auto"))
         return scenario.changed(**arguments.fields), ()
     return started(arguments)
+
+
+def _names_gpu(ask: MatchOptions, arguments: GivenScenario) -> bool:
+    """Whether the GPU is known from what was given, and not the default."""
+    if "gpu" in arguments.fields or arguments.scenario is not None:
+        return True
+    starts = [start for start in (arguments.launch, arguments.log) if start is not None]
+    recorded = not starts and ask.results is not None and ask.results.is_dir()
+    return recorded or any("gpu" in start.fields for start in starts)
 
 
 def _as_told(
@@ -329,7 +342,24 @@ def show_answer(found: Match, notes: Sequence[str], taken: str) -> None:
         *_explanation(found)[:2],
         *table_rows(_figures(found, _MOST_ROWS)),
     ]
-    show_block([*lines, taken], notes)
+    show_block([*lines, *_worse(found), taken], notes)
+
+
+def _worse(found: Match) -> list[str]:
+    """The figure that the calibration takes furthest from the measurement, if any."""
+    if not _changes(found):
+        return []
+    further = [
+        (
+            abs(after) - abs(before),
+            f"{title(row.name)} is further off: {percent(after)} for {percent(before)}",
+        )
+        for row in found.rows
+        for before, after in [row.errors_percent]
+        if before is not None and after is not None
+    ]
+    most, words = max(further, default=(0.0, ""))
+    return [f"with the calibration {words}"] if most > _WORSE else []
 
 
 def _figures(found: Match, most: int | None = None) -> Table:

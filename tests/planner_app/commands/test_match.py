@@ -11,8 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pagecast.planner_app.cli import run
+from pagecast.planner_app.commands.match import show_answer
 from pagecast.planner_app.server.metrics import Histogram
+from pagecast.sim.costs.measured.corrections import Corrections
+from pagecast.sim.fitting.explain import Explained, Setup
+from pagecast.sim.fitting.match import Match, MatchRow
 from pagecast.sim.replay import replay
+from pagecast.sim.runs.bench_results import read_results
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.arrivals import ArrivalProcess
 from pagecast.traces.generate import requests, two_spans
@@ -50,6 +55,21 @@ def written(folder: Path, scenario: Scenario, times: int = 1) -> Path:
 def results(tmp_path: Path) -> Path:
     """Of a server of 20,000 blocks."""
     return written(tmp_path, SCENARIO)
+
+
+def test_a_calibration_that_takes_a_figure_further_off_says_so(results, capsys) -> None:
+    rows = (MatchRow("tpot_s.mean", 0.010, 0.012, 0.0101), MatchRow("ttft_s.mean", 0.10, 0.11, 0.15))
+    setup = Setup(SCENARIO, SCENARIO.step_costs(), read_results(results))
+    found = Match("mine", rows, Explained(0.1, ()), Corrections("mine", 0.0, 0.9, 1.0), setup, ())
+    show_answer(found, (), "written")
+    assert "with the calibration TTFT mean is further off: +50.0% for +10.0%" in capsys.readouterr().out
+
+
+def test_a_default_gpu_is_said(results, tmp_path, capsys) -> None:
+    assert run(["match", "--results", str(results), *SETUP[:2], "--out", str(tmp_path / "mine.json")]) == 0
+    assert "no --gpu was given: the forecast is of" in " ".join(capsys.readouterr().out.split())
+    assert run(["match", "--results", str(results), *SETUP, "--out", str(tmp_path / "other.json")]) == 0
+    assert "no --gpu" not in capsys.readouterr().out
 
 
 def test_results_of_the_forecasts_own_set_up_match(results, tmp_path, capsys, monkeypatch) -> None:
