@@ -136,10 +136,10 @@ def _whole(found: Setup, base: Setup) -> Setup:
 def _measured(results: BenchResults) -> dict[str, float]:
     columns = {name: getattr(results, name) for name in _LATENCIES}
     tokens = results.trace.integers("output_tokens")
-    ends = results.trace.seconds("arrival_s") + results.e2e_s
-    return _summary(
-        columns, tokens, float(np.nanmin(results.trace.seconds("arrival_s"))), float(np.nanmax(ends))
-    )
+    came = results.trace.seconds("arrival_s")
+    # Unlike nanmax these say nothing of ends that are all unknown, which fits refuse in a sentence.
+    last = float(np.fmax.reduce(came + results.e2e_s))
+    return _summary(columns, tokens, float(np.fmin.reduce(came)), last)
 
 
 def _figures(result: Result, results: BenchResults) -> dict[str, float]:

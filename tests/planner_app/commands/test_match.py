@@ -65,6 +65,15 @@ def test_a_calibration_that_takes_a_figure_further_off_says_so(results, capsys) 
     assert "with the calibration TTFT mean is further off: +50.0% for +10.0%" in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("error")
+def test_results_without_times_of_tokens_are_refused_in_a_line(results, tmp_path, capsys) -> None:
+    body = json.loads(results.read_text())
+    del body["itls"]
+    results.write_text(json.dumps(body))
+    assert run(["match", "--results", str(results), *SETUP, "--out", str(tmp_path / "mine.json")]) == 2
+    assert "a TPOT above 0 is known of 0 requests" in capsys.readouterr().err
+
+
 def test_a_default_gpu_is_said(results, tmp_path, capsys) -> None:
     assert run(["match", "--results", str(results), *SETUP[:2], "--out", str(tmp_path / "mine.json")]) == 0
     assert "no --gpu was given: the forecast is of" in " ".join(capsys.readouterr().out.split())
