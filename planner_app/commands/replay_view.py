@@ -45,7 +45,7 @@ def show_answer(
         reuse = _UNKNOWN_REUSE
     lines = [
         traffic(work),
-        f"on {_place(result)} with {scenario.model}: {_served(result)}",
+        f"on {_place(result)} with {scenario.model}: {_served(work, result)}",
         *console.table_lines(_latencies(s, spread)),
         *([] if unshared is None else [without_reuse_line(unshared)]),
         *(f"{title}: {text}" for title, text in facts if title == "rejected"),
@@ -81,18 +81,21 @@ def _place(result: Result) -> str:
     return f"{scenario.tensor_parallel_size} x {scenario.gpu}"
 
 
-def _served(result: Result) -> str:
-    """How many requests were served, and in what time beside that of their arrivals.
+def _served(work: Trace, result: Result) -> str:
+    """How many requests were served in what time, and at what rate or beside the time of their arrivals.
 
-    A rate is left out: beside the trace's own one it reads as overload wherever sessions go on for a while
+    Beside the trace's own rate, one of what was served reads as overload wherever sessions go on for a while
     after the last of them has begun.
     """
     s, arrival_s = result.summary, result.requests["arrival_s"]
-    came = console.seconds(float(arrival_s.max() - arrival_s.min()) if len(arrival_s) else 0.0)
     lost = [f"{s[state]:,} {state}" for state in ("rejected", "cancelled") if s[state]]
     done = "all" if s["completed"] == s["requests"] else f"{s['completed']:,}"
-    took = console.seconds(s["makespan_s"])
-    return "; ".join([f"served {done} in {took}, the last came after {came}", *lost])
+    if work.concurrency is not None and s["makespan_s"]:
+        pace = f"{s['completed'] / s['makespan_s']:.3g}/s"
+    else:
+        last_s = float(arrival_s.max() - arrival_s.min()) if len(arrival_s) else 0.0
+        pace = f"the last came after {console.seconds(last_s)}"
+    return "; ".join([f"served {done} in {console.seconds(s['makespan_s'])}, {pace}", *lost])
 
 
 def _latencies(s: dict[str, Any], spread: Spread | None) -> Table:

@@ -52,7 +52,7 @@ def test_every_form_of_it_is_one_line(
         raise error
 
     monkeypatch.setattr(registry, "execute", execute)
-    monkeypatch.setattr("pagecast.planner_app.cli._drop_stdout", lambda: None)
+    monkeypatch.setattr("pagecast.planner_app.cli.drop_stdout", lambda: None)
     assert run(["replay"]) == 3
     message = capfd.readouterr().err
     assert message.count("\n") == 1

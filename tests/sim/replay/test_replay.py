@@ -158,8 +158,8 @@ def test_tokens_are_summed_over_all_requests_but_rejected_ones():
     trace = trace_of({**rows, "cancel_after_s": [np.nan, 0.1, np.nan]})
     scenario = Scenario(num_gpu_blocks=100)
     groups = [{"name": "a"}, {"name": "b", "scenario": {"max_num_seqs": 8}}]
-    fleet = replay_fleet(trace, scenario, FleetSettings.make({"groups": groups}), costs=Plain())
-    for result in (replay(trace, scenario, costs=Plain()), fleet):
+    fleet = replay_fleet(trace, scenario, FleetSettings.make({"groups": groups}))
+    for result in (replay(trace, scenario), fleet):
         s, table = result.summary, result.requests
         assert (s["completed"], s["cancelled"], s["rejected"]) == (1, 1, 1)
         assert s["input_tokens"] == 300

@@ -435,7 +435,7 @@ def test_every_trial_is_shown_with_what_it_misses_and_the_cheapest_leaves_its_sc
     out = capsys.readouterr().out
     rows = {line.split()[0]: line for line in out.partition("\n\n")[2].splitlines() if line[:1].isdigit()}
     assert set(rows) == {"0", "1", "2", "3"}
-    assert sum(line.endswith(" cheapest") for line in rows.values()) == 1
+    assert sum(line.endswith(" best") for line in rows.values()) == 1
     assert any("misses ttft_p99 by " in line for line in rows.values())
     best = Scenario.load(tmp_path / "cheapest.yaml")
     assert (best.gpu, best.max_num_seqs) == ("H200", 64)
