@@ -108,12 +108,7 @@ def _undecided(winner: Compared | None, plans: Sequence[Compared]) -> list[str]:
         return []
     mine = _interval(winner)
     if mine is None:
-        return [
-            Caution(
-                "no intervals: which server comes first may be chance, the more so with few requests; "
-                f"--replicates {_DRAWS} tells"
-            )
-        ]
+        return [Caution(f"no intervals, so the order may be chance: --replicates {_DRAWS} tells")]
     near = [row for row in others if (span := _interval(row)) and span[0] <= mine[1] and mine[0] <= span[1]]
     if not near:
         return []
