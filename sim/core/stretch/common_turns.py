@@ -20,8 +20,7 @@ from pagecast.sim.core.running import Running
 class CommonTurns:
     """The turns of some decode steps; `memory` is regular. First `note` them, then `take` them.
 
-    What the requests fill is published when somebody may look for it. Where plans overlap, a request whose
-    prompt was just completed is not among them (`note_one_step`).
+    What the requests fill is published when somebody may look for it.
     """
 
     def __init__(self, running: Running, memory: KvMemory) -> None:
@@ -40,16 +39,17 @@ class CommonTurns:
         memory = self._memory
         return self._crossings * memory.blocks_per_crossing - memory.windows.freed_blocks(self._leaving)
 
-    def note(self, steps: int, longest: int) -> None:
+    def note(self, steps: int, longest: int, apart: Collection[Request] = ()) -> None:
         """Notes who takes blocks and whose blocks may leave windows in so many steps from now on, in order.
 
         `longest` is the longest context. A request that decodes for the first time may have blocks of its
-        prompt to give back.
+        prompt to give back. `apart`: those that have their turns by themselves, in a single step; where plans
+        overlap, all that decode for the first time.
         """
         memory = self._memory
         decoders = self._running.decoders
         tick = self._running.tick
-        self._order, self._crossings = decoders.crossings(tick, steps)
+        self._order, self._crossings = _without(decoders.crossings(tick, steps), apart)
         self._leaving = []
         self._first, self._steps, self._at_first = tick, steps, 0
         windows = memory.windows
@@ -57,36 +57,18 @@ class CommonTurns:
         if offset is None or longest + steps <= windows.least:
             return
         first = tick
-        if memory.fresh:
+        if memory.fresh and not apart:
             leaving = {**decoders.crossing(tick - offset), **memory.fresh}
             self._leaving = windows.leavers(sorted(leaving, key=admission_order), tick)
             self._at_first = len(self._leaving)
             first += 1
         remaining = steps - (first - tick)
-        if offset == memory.block_size - 1 and remaining > 0:
+        if offset == memory.block_size - 1 and remaining > 0 and not apart:
             order, turns = self._leaving_order(steps, first)
         else:
-            order, turns = decoders.crossings(first - offset, remaining)
+            order, turns = _without(decoders.crossings(first - offset, remaining), apart)
         if turns:
             self._leaving += windows.leavers_in_turn(order, turns, first)
-
-    def note_one_step(self, longest: int, apart: Collection[Request]) -> None:
-        """As `note`, for one step, in which the requests `apart` have their turns by themselves."""
-        if not apart:
-            self.note(1, longest)
-            return
-        windows = self._memory.windows
-        crossing = self._running.decoders.crossing
-        tick = self._running.tick
-        self._order = [request for request in crossing(tick) if request not in apart]
-        self._crossings = len(self._order)
-        self._leaving = []
-        self._first, self._steps, self._at_first = tick, 1, 0
-        offset = windows.leave_offset
-        if offset is None or longest + 1 <= windows.least:
-            return
-        leaving = [request for request in crossing(tick - offset) if request not in apart]
-        self._leaving = windows.leavers_in_turn(leaving, len(leaving), tick) if leaving else []
 
     def _leaving_order(self, steps: int, first: int) -> tuple[list[Request], int]:
         """What `decoders.crossings(first + 1, ...)` returns for the rest of `steps`, from the order noted.
@@ -139,6 +121,14 @@ class CommonTurns:
                 memory.grow_many([request], 1)
         if left < count:
             memory.leave_in_turn(leaving[left:])
+
+
+def _without(crossings: tuple[list[Request], int], apart: Collection[Request]) -> tuple[list[Request], int]:
+    """Crossings of at most one block size, without some of the requests."""
+    if not apart:
+        return crossings
+    order = [request for request in crossings[0] if request not in apart]
+    return order, len(order)
 
 
 def are_common(running: Running, memory: KvMemory) -> bool:

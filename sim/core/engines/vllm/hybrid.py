@@ -103,7 +103,7 @@ def _take_together(step: Step, memory: KvMemory, apart: Collection[Request]) -> 
         return False
     if running.decoders.count:
         turns = CommonTurns(running, memory)
-        turns.note_one_step(running.decoders.contexts(running.tick)[1], apart)
+        turns.note(1, running.decoders.contexts(running.tick)[1], apart)
         turns.take()
     return True
 
