@@ -151,7 +151,7 @@ def _place(path: Path) -> Path:
 
 def _with_model(ask: MatchOptions, arguments: GivenScenario) -> GivenScenario:
     """The options with the model that the results name, where nothing else names one."""
-    starts = [start for start in (arguments.launch, arguments.log) if start is not None]
+    starts = arguments.starts
     named = arguments.scenario is not None or "model" in arguments.fields
     if named or ask.results is None or any("model" in start.fields for start in starts):
         return arguments
@@ -179,9 +179,8 @@ def _names_gpu(ask: MatchOptions, arguments: GivenScenario) -> bool:
     """Whether the GPU is known from what was given, and not the default."""
     if "gpu" in arguments.fields or arguments.scenario is not None:
         return True
-    starts = [start for start in (arguments.launch, arguments.log) if start is not None]
-    recorded = not starts and ask.results is not None and ask.results.is_dir()
-    return recorded or any("gpu" in start.fields for start in starts)
+    recorded = not arguments.starts and ask.results is not None and ask.results.is_dir()
+    return recorded or any("gpu" in start.fields for start in arguments.starts)
 
 
 def _as_told(

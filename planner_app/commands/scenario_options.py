@@ -74,6 +74,11 @@ class GivenScenario:
     trace: str | None = None
     load: Load = field(default_factory=Load)
 
+    @property
+    def starts(self) -> list[Launch | StartupLog]:
+        """The launch and the log, as far as they were given."""
+        return [start for start in (self.launch, self.log) if start is not None]
+
     @classmethod
     def of(cls, given: dict[str, Any]) -> GivenScenario:
         """From the options that were given."""
@@ -167,8 +172,7 @@ def started(arguments: GivenScenario, *, measured: bool = True) -> tuple[Scenari
 
     `measured`: with the KV blocks of the log. Errors: BadInput.
     """
-    launch, log = arguments.launch, arguments.log
-    starts = [start for start in (launch, log) if start is not None]
+    log, starts = arguments.log, arguments.starts
     fields: dict[str, Any] = {}
     for start in starts:
         fields |= start.fields

@@ -91,7 +91,7 @@ class Processes(Executor):
         self._abandoned = False
         if forks:
             with _uninterrupted():
-                self._pool.submit(_nothing)
+                self._pool.submit(os.getpid)  # any first task starts them
 
     def stream(
         self, function: Callable[[ItemT], AnswerT], items: Sequence[ItemT]
@@ -194,10 +194,6 @@ def _follow_parent() -> None:
     if parent is not None:
         connection.wait([parent.sentinel])
         os._exit(1)
-
-
-def _nothing() -> None:
-    """The first task of forked workers, which start with it."""
 
 
 def _call(path: str, item: Any) -> Any:
