@@ -379,7 +379,7 @@ def show(found: Match) -> None:
     for part in folded(verdict((row.name, row.errors_percent[0]) for row in found.rows)):
         console.out.print(part, soft_wrap=True)
     console.out.print(_figures(found))
-    for line in _explanation(found):
+    for line in [*_explanation(found), *_worse(found)]:
         console.out.print(line, soft_wrap=True, markup=False, highlight=False)
     for line in corrections_lines(found.corrections)[1:]:
         console.out.print(line, soft_wrap=True, markup=False, highlight=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from pagecast.planner_app.cli import run
-from pagecast.planner_app.commands.match import show_answer
+from pagecast.planner_app.commands.match import show, show_answer
 from pagecast.planner_app.server.metrics import Histogram
 from pagecast.sim.costs.measured.corrections import Corrections
 from pagecast.sim.fitting.explain import Explained, Setup
@@ -61,8 +61,9 @@ def test_a_calibration_that_takes_a_figure_further_off_says_so(results, capsys) 
     rows = (MatchRow("tpot_s.mean", 0.010, 0.012, 0.0101), MatchRow("ttft_s.mean", 0.10, 0.11, 0.15))
     setup = Setup(SCENARIO, SCENARIO.step_costs(), read_results(results))
     found = Match("mine", rows, Explained(0.1, ()), Corrections("mine", 0.0, 0.9, 1.0), setup, ())
-    show_answer(found, (), "written")
-    assert "with the calibration TTFT mean is further off: +50.0% for +10.0%" in capsys.readouterr().out
+    for tell in (lambda: show_answer(found, (), "written"), lambda: show(found)):
+        tell()
+        assert "with the calibration TTFT mean is further off: +50.0% for +10.0%" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("error")
