@@ -60,7 +60,9 @@ def results(tmp_path: Path) -> Path:
 def test_a_calibration_that_takes_a_figure_further_off_says_so(results, capsys) -> None:
     rows = (MatchRow("tpot_s.mean", 0.010, 0.012, 0.0101), MatchRow("ttft_s.mean", 0.10, 0.11, 0.15))
     setup = Setup(SCENARIO, SCENARIO.step_costs(), read_results(results))
-    found = Match("mine", rows, Explained(0.1, ()), Corrections("mine", 0.0, 0.9, 1.0), setup, ())
+    spread = tuple(tuple(row) for row in (0.01 * np.eye(3)).tolist())
+    fitted = Corrections("mine", 0.0, 0.9, 1.0, spread, (0.5, 0.1, 0.1))
+    found = Match("mine", rows, Explained(0.1, ()), fitted, setup, ())
     for tell in (lambda: show_answer(found, (), "written"), lambda: show(found)):
         tell()
         assert "with the calibration TTFT mean is further off: +50.0% for +10.0%" in capsys.readouterr().out
