@@ -105,7 +105,7 @@ class KindRules:
     `keeps_all`: nothing leaves before the end, so what is found can only be cut. `windowed`: blocks leave
     while the request runs. `grows`: a table gets a block per `block_size` tokens; else it has a fixed number.
     `cached`: its content can be found again. `found`: the way to look for it. `offloaded`: a host tier serves
-    it. `sparse`: a chunk takes blocks at its end only (`StateGroup`).
+    it. `scattered`: a chunk takes blocks at its end only (`CheckpointGroup`).
     """
 
     keeps_all: bool = True
@@ -113,7 +113,7 @@ class KindRules:
     grows: bool = True
     cached: bool = True
     offloaded: bool = True
-    sparse: bool = False
+    scattered: bool = False
     found: Found = Found.FROM_START
 
     def skipped_tokens(self, spec: GroupSpec, computed: int) -> int:
@@ -253,7 +253,7 @@ class Checkpoint(Window):
     The next token reads the state behind the token before it, as with a window of 2 tokens.
     """
 
-    sparse: bool = True
+    scattered: bool = True
 
     def blocks_of(self, spec: GroupSpec, tokens: int) -> int:
         """Places for the states at the ends of blocks, and for those of draft tokens."""

@@ -21,6 +21,7 @@ from pagecast.sim.core.group_spec import GroupSpec, KvKind, aligned_tokens
 from pagecast.sim.core.identity.keys import segment_of
 from pagecast.sim.core.limits import Limits
 from pagecast.sim.core.memory.blocks import columns_of, have_numbers
+from pagecast.sim.core.memory.checkpoint_group import CheckpointGroup
 from pagecast.sim.core.memory.dividing import Division
 from pagecast.sim.core.memory.eviction import Eviction
 from pagecast.sim.core.memory.extent import Extent, Origin
@@ -33,7 +34,6 @@ from pagecast.sim.core.memory.output_writers import OutputWriters
 from pagecast.sim.core.memory.partial_reuse import PartialReuse
 from pagecast.sim.core.memory.prefix_search import NO_HIT, PrefixSearch
 from pagecast.sim.core.memory.ranked_extent_pool import RankedExtentPool
-from pagecast.sim.core.memory.state_group import StateGroup
 from pagecast.sim.core.memory.table import Leaver, Table, Tables
 from pagecast.sim.core.memory.tenant_ledger import TenantLedger
 from pagecast.sim.core.memory.watcher import Watcher
@@ -129,7 +129,7 @@ class KvMemory(Memory):
         self.filled: dict[Request, int] = {}
         # Free blocks that the first waiting request needs; 0: blocks do not hold it up.
         self.refused_blocks = 0
-        self.blocks_per_crossing = sum([spec.rules.grows for spec in specs])
+        self.growing_groups = sum([spec.rules.grows for spec in specs])
         self._window_groups = sum([spec.rules.windowed for spec in specs])
         self._at_once = sum([spec.rules.leaves_at_once(spec) for spec in specs])
         # Whether each group takes one block per key block, and what leaves a window was published before.
@@ -178,12 +178,12 @@ class KvMemory(Memory):
     def _make_groups(self, *, together: bool) -> list[LayerGroup]:
         """The groups; equal ones that follow one another are one `LayerGroup` where they go together."""
         specs = self._specs
-        apart = [not together or spec.rules.sparse for spec in specs]
+        apart = [not together or spec.rules.scattered for spec in specs]
         alike = groupby(range(len(specs)), key=lambda index: index if apart[index] else specs[index])
         groups = []
         for _, indices in alike:
             first, *others = indices
-            kind = StateGroup if specs[first].rules.sparse else LayerGroup
+            kind = CheckpointGroup if specs[first].rules.scattered else LayerGroup
             groups.append(kind(self.pool, specs[first], self._limits, self._rules, first, 1 + len(others)))
         return groups
 
@@ -279,7 +279,7 @@ class KvMemory(Memory):
     def _fits(self, request: Request, hit: Hit, tokens: int, reserved: int, *, capped: bool) -> bool:
         free = self.pool.free_blocks - reserved
         # A hit only lessens what is needed.
-        if self._alike and -(-tokens // self.block_size) * self.blocks_per_crossing <= free:
+        if self._alike and -(-tokens // self.block_size) * self.growing_groups <= free:
             return True
         return self._needed(request, hit, tokens, capped=capped) <= free
 
@@ -304,7 +304,7 @@ class KvMemory(Memory):
     def missing(self, request: Request, tokens: int) -> int:
         by_group = self.tables_of(request)
         if self._alike:
-            return self._missing_rows(by_group, tokens) * self.blocks_per_crossing
+            return self._missing_rows(by_group, tokens) * self.growing_groups
         return sum(self._missing(request, by_group, tokens))
 
     def _missing_rows(self, by_group: list[Table], tokens: int) -> int:
@@ -465,7 +465,7 @@ class KvMemory(Memory):
         rows = tables.pending
         if rows:
             tables.pending = 0
-            step = self.blocks_per_crossing
+            step = self.growing_groups
             blocks = tables.blocks
             tables.blocks = self.pool.nothing
             for number, first, width in self._growing:
@@ -542,7 +542,7 @@ class KvMemory(Memory):
         """Whether it matters in which order requests begin so many blocks and others leave windows."""
         if not self.leaves_blanks:
             return False
-        return self._numbered or len(self.pool.blanks) < crossings * self.blocks_per_crossing
+        return self._numbered or len(self.pool.blanks) < crossings * self.growing_groups
 
     def grow(self, request: Request, tokens: int) -> None:
         tables = self.tables.get(request)
@@ -554,7 +554,7 @@ class KvMemory(Memory):
         if self._alike and self.log.events is None:
             rows = self._missing_rows(by_group, tokens)
             if rows:
-                taken = self.pool.take(rows * self.blocks_per_crossing)
+                taken = self.pool.take(rows * self.growing_groups)
                 first = 0
                 for table in by_group:
                     last = first + rows * table.width
@@ -595,7 +595,7 @@ class KvMemory(Memory):
                 table.add_rows(got, blocks // table.width)
 
     def grow_many(self, requests: list[Request], crossings: int) -> None:
-        step = self.blocks_per_crossing
+        step = self.growing_groups
         if self.pool.ledger is None:
             taken = self.pool.take(crossings * step)
         else:

@@ -76,7 +76,7 @@ class LayerGroup:
         self._caching = limits.caching
         self._hands_over = limits.host is not None
         # Whether only blocks at boundaries can be found.
-        self._sparse = rules.keeps_boundaries and spec.rules.found is Found.FROM_END
+        self._boundaries_only = rules.keeps_boundaries and spec.rules.found is Found.FROM_END
         self.mark = mark_of(index, width)
         self._units = max(spec.block_size // unit, 1)
         self._unit = unit
@@ -87,7 +87,7 @@ class LayerGroup:
         self._size = spec.block_size
         self._aligned = aligned
         self._reachable = spec.rules.reachable(spec, aligned, dropping=False)
-        self._segment_blocks = max(aligned // spec.block_size, 1)
+        self._aligned_blocks = max(aligned // spec.block_size, 1)
         self._dropping = 0
         self._set_pieces()
 
@@ -242,7 +242,9 @@ class LayerGroup:
 
     def _set_pieces(self) -> None:
         """Notes what decides, beside the places, which `parts` there are: where it is equal they are."""
-        reachable = -1 - self._reachable if self._sparse else min(self._reachable, self._segment_blocks)
+        reachable = (
+            -1 - self._reachable if self._boundaries_only else min(self._reachable, self._aligned_blocks)
+        )
         self.pieces = self._units, reachable, self._dropping
 
     def full(self, table: Table, tokens: int, computed: int) -> int:
@@ -258,7 +260,7 @@ class LayerGroup:
     def parts(self, keys: BlockKeys, table: Table, full: int, boundaries: Sequence[int]) -> list[Part]:
         """What is published next of a table, up to its place `full`, segment by segment.
 
-        `boundaries`: tokens after which a hit may end, where only these count (`sparse`).
+        `boundaries`: tokens after which a hit may end, where only these count (`_boundaries_only`).
         """
         parts: list[Part] = []
         place = max(table.stored, table.nulls)
@@ -270,8 +272,8 @@ class LayerGroup:
         self, table: Table, place: int, full: int, boundaries: Sequence[int]
     ) -> list[tuple[int, int]]:
         """The ranges of places, from one up to another, at which a hit may ask for blocks."""
-        if not self._sparse:
-            if self._reachable >= self._segment_blocks:
+        if not self._boundaries_only:
+            if self._reachable >= self._aligned_blocks:
                 return [(place, full)]
             return [(each, each + 1) for each in range(place, full) if self._is_reachable(each, boundaries)]
         wanted = []
@@ -401,8 +403,8 @@ class LayerGroup:
 
     def _is_reachable(self, place: int, boundaries: Sequence[int]) -> bool:
         """Whether a hit can ever ask for the block at a place; `boundaries` as for `parts`."""
-        size = self._segment_blocks
-        if self._sparse:
+        size = self._aligned_blocks
+        if self._boundaries_only:
             return any(end - self._reachable <= place < end for end in self._ends(boundaries))
         if self._reachable >= size:
             return True
@@ -411,5 +413,5 @@ class LayerGroup:
 
     def _ends(self, boundaries: Sequence[int]) -> list[int]:
         """Where hits end that end at boundaries: the place behind the last block of each."""
-        size = self._segment_blocks
+        size = self._aligned_blocks
         return [tokens // (size * self._size) * size + self._dropping for tokens in boundaries]

@@ -69,7 +69,7 @@ class PrefixSearch:
                     length = length // size * size
                     continue
                 drop = lookup.spec in dropping and number not in dropped
-                if drop and not lookup.spec.rules.sparse:
+                if drop and not lookup.spec.rules.scattered:
                     hits = lookup.find(keys, min(length + size, seen), drop=True)
                 else:
                     hits = lookup.find(keys, length)

@@ -37,7 +37,7 @@ class CommonTurns:
     def added(self) -> int:
         """The blocks that are taken, less those that become free."""
         memory = self._memory
-        return self._crossings * memory.blocks_per_crossing - memory.windows.freed_blocks(self._leaving)
+        return self._crossings * memory.growing_groups - memory.windows.freed_blocks(self._leaving)
 
     def note(self, steps: int, longest: int, apart: Collection[Request] = ()) -> None:
         """Notes who takes blocks and whose blocks may leave windows in so many steps from now on, in order.

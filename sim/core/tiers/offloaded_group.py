@@ -76,7 +76,7 @@ def offloaded_groups(
     groups = []
     for number, spec in enumerate(specs):
         size = spec.block_size * factor
-        handed = spec.rules.sparse
+        handed = spec.rules.scattered
         window = -(-spec.window // size) if spec.rules.found is Found.FROM_END else 0
         if handed:
             window = 1

@@ -12,14 +12,14 @@ from __future__ import annotations
 from pagecast.sim.core.engines.vllm.settings import VllmSettings
 from pagecast.sim.core.group_spec import GroupSpec
 from pagecast.sim.core.limits import Limits
+from pagecast.sim.core.memory.checkpoint_group import CheckpointGroup
 from pagecast.sim.core.memory.kv_memory import KvMemory
-from pagecast.sim.core.memory.state_group import StateGroup
 from pagecast.sim.core.request import Request
 
 
 def caches_states(groups: tuple[GroupSpec, ...]) -> bool:
     """Whether some group keeps states that can be found."""
-    return any(spec.rules.sparse for spec in groups)
+    return any(spec.rules.scattered for spec in groups)
 
 
 class ChunkEnds:
@@ -32,7 +32,7 @@ class ChunkEnds:
         self._longest = limits.max_num_batched_tokens if step is None else step
         if settings.long_prefill_token_threshold:
             self._longest = min(self._longest, settings.long_prefill_token_threshold)
-        self._groups = [group for group in memory.groups if isinstance(group, StateGroup)]
+        self._groups = [group for group in memory.groups if isinstance(group, CheckpointGroup)]
 
     def fit(self, request: Request, start: int, tokens: int) -> int:
         """How many of `tokens` tokens from `start` on a request computes; 0: it waits."""

@@ -154,7 +154,7 @@ class WaitingPass:
             own = -(-drafts // (aligned_tokens(limits.groups) if limits.groups else limits.block_size))
             return offloading.reserved_blocks(limits.max_model_len, completed, starts, beside=own) + own
         # States have blocks for drafts by themselves.
-        sizes = [group.block_size for group in limits.groups if not group.rules.sparse]
+        sizes = [group.block_size for group in limits.groups if not group.rules.scattered]
         sizes = sizes or [limits.block_size]
         own = sum(-(-drafts // size) for size in sizes)
         return offloading.reserved_blocks(limits.max_model_len, completed, starts, drafts=drafts) + own

@@ -22,7 +22,7 @@ from pagecast.sim.core.memory.table import Table
 from pagecast.sim.core.request import Request, State
 
 
-class StateTable(Table):
+class CheckpointTable(Table):
     """A table whose blocks stand apart: `at` has the place of each of `held`, of one row each.
 
     `started`: it has had its first chunk. `exported`: the place that the chunk fills with a state within it,
@@ -50,14 +50,14 @@ class StateTable(Table):
         self.nulls = self.at[0] if self.at else self.places
 
 
-class StateGroup(LayerGroup):
+class CheckpointGroup(LayerGroup):
     """The rules of one such group."""
 
     scattered = True
     _leaves_block = False  # whether hits leave out their last block in other groups (EAGLE)
 
-    def new_table(self) -> StateTable:
-        return StateTable(self.pool.nothing, self.width)
+    def new_table(self) -> CheckpointTable:
+        return CheckpointTable(self.pool.nothing, self.width)
 
     # ---- how many blocks
 
@@ -66,7 +66,7 @@ class StateGroup(LayerGroup):
         return self._missing(request, table, request.computed_tokens, tokens)
 
     def _missing(self, request: Request, table: Table | None, start: int, tokens: int) -> int:
-        assert table is None or isinstance(table, StateTable)
+        assert table is None or isinstance(table, CheckpointTable)
         blocks = self.spec.blocks_of(tokens) - (0 if table is None else table.places)
         if blocks <= 0:
             return blocks
@@ -105,7 +105,7 @@ class StateGroup(LayerGroup):
         if end < prompt_end or place < 0 or not self._can_export(start, end, self.last_end(end)):
             return False
         if table is not None and place < table.places:
-            assert isinstance(table, StateTable)
+            assert isinstance(table, CheckpointTable)
             drafts = table.started and place >= table.places - self.spec.drafts
             return drafts or not table.has(place)
         return True
@@ -137,7 +137,7 @@ class StateGroup(LayerGroup):
 
     def claim(self, request: Request, hit: TableHit | None, hit_tokens: int) -> Table:
         table = super().claim(request, hit, hit_tokens)
-        assert isinstance(table, StateTable)
+        assert isinstance(table, CheckpointTable)
         if table.held:
             table.at = [table.places - 1]
         table.note_nulls()
@@ -145,7 +145,7 @@ class StateGroup(LayerGroup):
 
     def arrange(self, request: Request, table: Table, blocks: array[int], tokens: int) -> None:
         """Gives a table the blocks of its next chunk, which ends at token `tokens`."""
-        assert isinstance(table, StateTable)
+        assert isinstance(table, CheckpointTable)
         drafts = self.spec.drafts
         places = self.spec.blocks_of(tokens)
         exports = self._in_chunks(request) and self._exports(request, table, request.computed_tokens, tokens)
@@ -177,14 +177,14 @@ class StateGroup(LayerGroup):
 
     def grow(self, request: Request, table: Table, blocks: array[int]) -> None:
         """Adds the block of a state that a load brings, at the next place."""
-        assert isinstance(table, StateTable)
+        assert isinstance(table, CheckpointTable)
         self._put(table, blocks, table.places)
         table.places += len(blocks)
         table.note_nulls()
         self._tell_taken(request, blocks)
 
     @staticmethod
-    def _put(table: StateTable, blocks: array[int], place: int) -> None:
+    def _put(table: CheckpointTable, blocks: array[int], place: int) -> None:
         """Adds blocks to a table, from a place on."""
         for number in range(len(blocks)):
             extent = Extent(blocks[number : number + 1], None, 0, 1)
@@ -193,7 +193,7 @@ class StateGroup(LayerGroup):
             table.at.append(place + number)
 
     def leave(self, request: Request, table: Table, skipped: int) -> None:
-        assert isinstance(table, StateTable)
+        assert isinstance(table, CheckpointTable)
         count = sum([place < skipped for place in table.at])
         if not count:
             return
@@ -229,7 +229,7 @@ class StateGroup(LayerGroup):
     def publish(
         self, request: Request, table: Table, full: int, parts: list[Part], boundaries: Sequence[int]
     ) -> None:
-        assert isinstance(table, StateTable)
+        assert isinstance(table, CheckpointTable)
         first = table.stored
         table.stored = full
         exported, table.exported = table.exported, None
@@ -247,7 +247,7 @@ class StateGroup(LayerGroup):
         for number, end in found:
             self._store(request, table, number, end)
 
-    def _store(self, request: Request, table: StateTable, number: int, place: int) -> None:
+    def _store(self, request: Request, table: CheckpointTable, number: int, place: int) -> None:
         """Makes the state of a block findable, as that at the end of the block at `place`."""
         extent, _ = table.held[number]
         if extent.key is not None:
