@@ -48,7 +48,7 @@ class Queue:
 
     `size` counts those in order, without the forks held back. `blocked`: nobody can be admitted until a
     request comes or goes. While it is set, steps in which requests only decode are planned without asking.
-    `passed_over`: the last step left somebody waiting although others behind may go; the next one asks again.
+    `asks_again`: the last step left somebody waiting although others behind may go; the next one asks again.
     `gated`: those that were passed over stay so until a request comes or goes; an arrival may be admitted.
     `holding`: an order of their own for those that were passed over and hold blocks; they come first.
     """
@@ -60,7 +60,7 @@ class Queue:
         self.forks = Forks()
         self.size = 0
         self.blocked = False
-        self.passed_over = False
+        self.asks_again = False
         self.gated = False
         self._memory = memory
 
@@ -96,7 +96,7 @@ class Queue:
         if lasting:
             self.gated = True
         else:
-            self.passed_over = True
+            self.asks_again = True
 
     def set_aside(self, request: Request) -> None:
         """Takes the first request out until `bring_back`, so that those behind it may be admitted."""
@@ -147,4 +147,4 @@ class Queue:
 
     def is_quiet(self) -> bool:
         """Whether nobody will be admitted while the running requests only generate."""
-        return not self.size or (self.blocked and self.order.stable and not self.passed_over)
+        return not self.size or (self.blocked and self.order.stable and not self.asks_again)

@@ -17,14 +17,14 @@ from pagecast.sim.core.retention import FOREVER
 class Eviction:
     """The order in which a pool's free extents are taken.
 
-    `leaves_first`: the order is that in which extents became free, a sequence's end before what it follows;
-    the pool keeps it by itself (`ExtentPool`). Where it is False, extents are added here
+    `first_freed_first`: the order is that in which extents became free, a sequence's end before what it
+    follows; the pool keeps it by itself (`ExtentPool`). Where it is False, extents are added here
     (`RankedExtentPool`): those of `nexts` have `evictable() > 0`; only `at_once` blocks are taken of each.
     `blanks_first`: blocks without findable content are taken before all others (vLLM).
     `ledger`: the accounts of the tenants that it is fair to; None: it does not tell tenants apart.
     """
 
-    leaves_first: bool = False
+    first_freed_first: bool = False
     blanks_first: bool
     ledger: TenantLedger | None = None
 
@@ -96,7 +96,7 @@ class LeastRecentlyUsed(Eviction):
     The ring of `ExtentPool` is this order.
     """
 
-    leaves_first: bool = True
+    first_freed_first: bool = True
 
     def __init__(self, *, blanks_first: bool = True) -> None:
         self.blanks_first = blanks_first

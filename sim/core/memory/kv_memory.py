@@ -89,7 +89,7 @@ class KvMemory(Memory):
         ledger = eviction.ledger
         if ledger is None and limits.tenants is not None:
             ledger = TenantLedger()
-        rooted = self.partial_reuse is not None or not eviction.leaves_first
+        rooted = self.partial_reuse is not None or not eviction.first_freed_first
         self._traced = rooted or ledger is not None  # whether extents know who wrote them
         # What is logged, offloaded or ranked is so group by group; otherwise equal groups go together.
         together = not self._traced and log.events is None and limits.host is None and eviction.blanks_first
@@ -104,7 +104,7 @@ class KvMemory(Memory):
                 ledger=ledger,
                 rooted=rooted,
             )
-            if eviction.leaves_first
+            if eviction.first_freed_first
             else RankedExtentPool(limits.num_blocks, log, eviction, ledger=ledger, numbered=numbered)
         )
         self._numbered = have_numbers(self.pool.blanks)
@@ -139,7 +139,7 @@ class KvMemory(Memory):
         self._alike_groups = equal and len(self._growing) == len(self.groups) and not scattered
         self._alike = self._alike_groups and (limits.host is None or len(specs) == 1)
         # Where blocks have levels, what leaves a window may go ahead of what is free.
-        in_order = eviction.leaves_first and self.windows.leave_offset is not None
+        in_order = eviction.first_freed_first and self.windows.leave_offset is not None
         self.regular = equal and (in_order or not self._window_groups) and not scattered
         # Whether blocks that leave a window may have no content, so that the next allocation takes them.
         self.leaves_blanks = bool(self._window_groups) and (rules.keeps_boundaries or not self.caching)
@@ -435,7 +435,7 @@ class KvMemory(Memory):
         """Notes when the segments were begun in which a request has places."""
         table = tables.by_group[0]
         origin = table.origin
-        if origin is None or self.eviction.leaves_first:
+        if origin is None or self.eviction.first_freed_first:
             return  # no order asks for it
         keys = request.keys
         last = table.places * self._units_of_first - 1

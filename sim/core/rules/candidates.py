@@ -42,7 +42,7 @@ class Candidates:
         self._waiting = list(queue)
         self._next = 0
         self._latest: Request | None = None
-        queue.passed_over = False
+        queue.asks_again = False
         queue.gated = False
 
     def first(self) -> Request | None:
@@ -62,7 +62,7 @@ class Candidates:
                 self._latest = request
                 return request
             self._queue.pass_over(request, lasting=closed.lasting)
-        self._queue.blocked = not self._queue.passed_over
+        self._queue.blocked = not self._queue.asks_again
         return None
 
 

@@ -44,11 +44,11 @@ def take_turn(running: Running, memory: KvMemory, request: Request, computed: in
         memory.fresh.pop(request, None)
     if not computed % memory.block_size:
         memory.grow(request, computed + 1)
-    late = running.commit_lag > 0
+    unknown = running.commit_lag > 0  # the newest token's content, until its commit
     later = not running.chunked and memory.publishes_later(request)
-    if late and running.knows(request):
-        late = later = False
-    known_tokens = computed if late else computed + 1
+    if unknown and running.knows(request):
+        unknown = later = False
+    known_tokens = computed if unknown else computed + 1
     if known_tokens % memory.aligned:
         return
     if later:

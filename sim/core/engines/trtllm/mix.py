@@ -115,7 +115,7 @@ class Waiting:
         queue = self._queue
         more = self._asked > self._places or (self._ceilings is None and queue.size > len(self.requests))
         if more or (queue.gated and not self._begun):
-            queue.blocked = not queue.passed_over
+            queue.blocked = not queue.asks_again
 
 
 class GuaranteedNoEvict:
@@ -217,7 +217,7 @@ class MaxUtilization:
                 if hit is not None:
                     step.refuse(request, hit)
                 else:
-                    queue.blocked = not queue.passed_over
+                    queue.blocked = not queue.asks_again
                 break
             if not step.preempted:
                 hits = {each: memory.find_whole(each) for each in order[position:end] if _waits(each)}
@@ -252,7 +252,7 @@ class TrtllmMix:
     def fill(self, step: Step, memory: Memory, queue: Queue) -> None:
         """Lets all generating requests decode, and fills the rest of the step with prompts."""
         running = step.running
-        queue.passed_over = False
+        queue.asks_again = False
         queue.blocked = False
         queue.gated = False
         if not queue.size and not running.chunked and not running.draining and step.decode_all():

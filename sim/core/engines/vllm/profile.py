@@ -28,7 +28,7 @@ from pagecast.sim.core.rules.admission import WholeSequence
 from pagecast.sim.core.rules.fair_order import WeightedFair
 from pagecast.sim.core.rules.order import FirstComeFirstServed
 from pagecast.sim.core.rules.queue_limits import QueueLimits
-from pagecast.sim.core.rules.rules import Admission, MakeAdmission, MakeVictim, Mix, Victim
+from pagecast.sim.core.rules.rules import MakeAdmission, MakeVictim, Mix, Victim
 from pagecast.sim.core.rules.victim import LeastUrgent, Newest
 from pagecast.sim.core.running import Running
 from pagecast.sim.core.stretch.single import SingleSteps
@@ -38,8 +38,8 @@ from pagecast.sim.core.tiers.tiered_offloading import TieredOffloading
 _EXPORT_TOKENS = 64  # FlashInfer's kernel for the delta rule exports states at multiples of this
 
 
-def whole_sequence(limits: Limits) -> Admission:
-    """vLLM's admission."""
+def vllm_admission(limits: Limits) -> WholeSequence | WithMargin:
+    """vLLM's admission: the whole sequence has to fit, or what settings ask for (`WithMargin`)."""
     settings = limits.settings(VllmSettings())
     plain = not settings.watermark and settings.scheduler_reserve_full_isl
     return WholeSequence() if plain else WithMargin(settings, limits)
@@ -69,7 +69,7 @@ def first_back_first(limits: Limits) -> Order:
 class VllmProfile(Profile):
     """vLLM's step, with its admission and preemption or others; `rules`: those of a version."""
 
-    admission: MakeAdmission = whole_sequence
+    admission: MakeAdmission = vllm_admission
     victim: MakeVictim = newest_or_least_urgent
     rules: VllmRules = OLDEST
 
@@ -90,7 +90,7 @@ class VllmProfile(Profile):
         settings = limits.settings(VllmSettings())
         if settings == VllmSettings() and not caches_states(limits.groups):
             return None
-        own = self.admission is whole_sequence
+        own = self.admission is vllm_admission
         if not own and (settings.watermark or not settings.scheduler_reserve_full_isl):
             raise BadInput(
                 "watermark and scheduler_reserve_full_isl belong to vLLM's own admission; leave out "

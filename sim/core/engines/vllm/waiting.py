@@ -56,7 +56,7 @@ class WaitingPass:
     def run(self) -> None:
         """Goes through the queue."""
         queue = self.queue
-        queue.blocked = queue.passed_over = queue.gated = False
+        queue.blocked = queue.asks_again = queue.gated = False
         if not queue.size:
             return
         step = self.step
@@ -84,7 +84,7 @@ class WaitingPass:
             queue.bring_back(self.aside)
             queue.gated = self._lasting
             if not self._lasting:
-                queue.passed_over = len(running) < most
+                queue.asks_again = len(running) < most
 
     def margin(self) -> int:
         """Blocks that an admission leaves free."""
@@ -191,7 +191,7 @@ class WaitingPass:
         done = request.computed_tokens
         tokens = self._first_tokens(request, done)
         if not tokens:
-            self.queue.passed_over = True
+            self.queue.asks_again = True
             return False
         if memory.missing(request, step.with_lookahead(done + tokens)) > memory.free_blocks - self.margin():
             return self._wait()
@@ -203,7 +203,7 @@ class WaitingPass:
     def _wait(self) -> bool:
         """Ends the pass: the first request holds blocks and finds too few more. It is asked in every step."""
         self.step.failed_allocations += 1
-        self.queue.passed_over = True
+        self.queue.asks_again = True
         return False
 
     def _run(self, request: Request, tokens: int, start: HeadStart) -> None:
