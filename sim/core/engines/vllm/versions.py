@@ -6,7 +6,7 @@ Source: vllm/v1/core and vllm/config/vllm.py of the versions below.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pagecast.sim.core.drafter import RESERVED, DraftingRules
@@ -56,58 +56,61 @@ class VllmRules:
 
 
 OLDEST = VllmRules()
-# Each version with what it changed.
+# Each version with the fields that it changed, those of `drafting`, `windows` and so on under that name.
 _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("0.24", {}),
     (
         "0.26",
         {
-            "pads_joining": True,
-            "leaves_computed": True,
-            "names_partial": True,
-            "names_ends": True,
-            "stores_endings": True,
-            "stores_prompt_ends": True,
-            "counts_pending": True,
-            "loads_without_lookahead": True,
-            "forgets_after_stores": True,
+            "drafting": {"pads_joining": True},
+            "windows": {"leaves_computed": True, "names_partial": True, "names_ends": True},
+            "offload": {
+                "stores_endings": True,
+                "stores_prompt_ends": True,
+                "counts_pending": True,
+                "loads_without_lookahead": True,
+                "forgets_after_stores": True,
+            },
         },
     ),
     (
         "0.28",
         {
             "skips_after_idle_victim": False,
-            "slots_per_request": True,
             "passes_over_stale": True,
-            "stores_computed": True,
-            "stores_short_segments": True,
-            "promotions_pend": True,
-            "misses_failed": True,
-            "forgets_with_plan": True,
-            "encodes_ahead": True,
+            "drafting": {"slots_per_request": True},
+            "offload": {
+                "stores_computed": True,
+                "stores_short_segments": True,
+                "promotions_pend": True,
+                "misses_failed": True,
+                "forgets_with_plan": True,
+            },
+            "encoder": {"encodes_ahead": True},
         },
     ),
     (
         "0.30",
         {
-            "pads_cached": True,
-            "keeps_boundaries": True,
             "spares_computed": True,
-            "leaves_last_token": True,
-            "ends_windows": True,
-            "drops_marked": True,
-            "counts_offers": True,
-            "falls_back_to_recent": True,
-            "holds_repeats": True,
+            "drafting": {"pads_cached": True},
+            "windows": {"keeps_boundaries": True},
+            "offload": {
+                "leaves_last_token": True,
+                "ends_windows": True,
+                "drops_marked": True,
+                "counts_offers": True,
+                "falls_back_to_recent": True,
+            },
+            "encoder": {"holds_repeats": True},
         },
     ),
     (
         "0.31",
         {
             "passed_over_stay_ahead": False,
-            "by_request": True,
-            "reserves_drafts": 1,
             "spares_lone_prompt": True,
+            "offload": {"by_request": True, "reserves_drafts": 1},
         },
     ),
     (
@@ -115,23 +118,25 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
         {
             "goes_on_after_own_preemption": True,
             "counts_running_adapters": True,
-            "publishes_output": True,
-            "lookahead_keys": True,
-            "room_for_lookahead": True,
-            "trims_computed": True,
-            "sees_whole_prompt": True,
-            "names_ends": False,
             "clips_max_tokens": True,
-            "keeps_below": True,
-            "offers_again": True,
-            "stores_whole_blocks": True,
-            "by_place": True,
-            "reserves_drafts": 2,
-            "polls_stores": True,
             "keeps_interval": True,
             "exports_states": True,
             "finds_states": True,
-            "passes_over_unencoded": True,
+            "drafting": {
+                "publishes_output": True,
+                "lookahead_keys": True,
+                "room_for_lookahead": True,
+                "trims_computed": True,
+            },
+            "windows": {"sees_whole_prompt": True, "names_ends": False, "keeps_below": True},
+            "offload": {
+                "offers_again": True,
+                "stores_whole_blocks": True,
+                "by_place": True,
+                "reserves_drafts": 2,
+                "polls_stores": True,
+            },
+            "encoder": {"passes_over_unencoded": True},
         },
     ),
 )
@@ -148,20 +153,10 @@ def rules_of(version: str) -> VllmRules:
     return rules
 
 
-def _changed(rules: VllmRules, changes: Mapping[str, Any]) -> VllmRules:
-    """The rules with some fields of theirs, or of the rules that they consist of, set otherwise."""
-    parts = (rules, rules.drafting, rules.windows, rules.offload, rules.encoder)
-    unknown = changes.keys() - {field.name for part in parts for field in fields(part)}
-    assert not unknown, f"no rule is named {sorted(unknown)}"
-
-    def of(part: Any) -> dict[str, Any]:
-        return {field.name: changes[field.name] for field in fields(part) if field.name in changes}
-
-    return replace(
-        rules,
-        drafting=replace(rules.drafting, **of(rules.drafting)),
-        windows=replace(rules.windows, **of(rules.windows)),
-        offload=replace(rules.offload, **of(rules.offload)),
-        encoder=replace(rules.encoder, **of(rules.encoder)),
-        **of(rules),
-    )
+def _changed(rules: Any, changes: Mapping[str, Any]) -> Any:
+    """The rules with some fields set otherwise. Changes of a field are made to the rules that it has."""
+    fields = {
+        name: _changed(getattr(rules, name), change) if isinstance(change, dict) else change
+        for name, change in changes.items()
+    }
+    return replace(rules, **fields)
