@@ -1,8 +1,10 @@
 """Groups of layers that keep KV alike: their specifications, and the rules of each kind.
 
-A new kind of group is one class below and one line of `KINDS`. Blocks, tiers and budgets ask these
-rules; only names of kinds in outputs, and their bytes (`sim/machine`), go by the kind itself. The kinds
-carry vLLM's names (`KVCacheSpecKind`).
+Blocks, tiers and budgets ask these rules; only names of kinds in outputs, and their bytes (`sim/machine`), go
+by the kind itself. So a new kind is a member of `KvKind`, a class below and a line of `KINDS`, where its
+tables lose blocks at their beginning alone and its hits are found in a way of `Found`. Null places anywhere
+need a `LayerGroup` of their own too (`CheckpointGroup`), another way to find hits a case in `Lookup.find`.
+The kinds carry vLLM's names (`KVCacheSpecKind`).
 
 Source of the rules: vllm/v1/core/single_type_kv_cache_manager.py (0.24).
 """
@@ -105,7 +107,15 @@ class KindRules:
     `keeps_all`: nothing leaves before the end, so what is found can only be cut. `windowed`: blocks leave
     while the request runs. `grows`: a table gets a block per `block_size` tokens; else it has a fixed number.
     `cached`: its content can be found again. `found`: the way to look for it. `offloaded`: a host tier serves
-    it. `scattered`: a chunk takes blocks at its end only (`CheckpointGroup`).
+    it. `scattered`: tables may have null places anywhere, for a chunk takes a block at its end only; their
+    group is a `CheckpointGroup`.
+
+    A kind that is `windowed` needs more than the defaults. Its specifications have a `window`: nothing leaves
+    before so many tokens are computed. `skipped_tokens` and `most_blocks` say what leaves and what stays;
+    `window_blocks` and `reachable`, or `first_read`, what a hit has to have. `offsets` and `leaves_at_once`
+    say when decoding requests give blocks back: at other offsets they are not visited. `leave_offset` and
+    `offloaded` are for windows of the newest `window` tokens, which `Windows` and `OffloadedGroup` assume:
+    another kind keeps None, and sets False.
     """
 
     keeps_all: bool = True
