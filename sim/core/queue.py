@@ -48,7 +48,8 @@ class Queue:
 
     `size` counts those in order, without the forks held back. `blocked`: nobody can be admitted until a
     request comes or goes. While it is set, steps in which requests only decode are planned without asking.
-    `asks_again`: the last step left somebody waiting although others behind may go; the next one asks again.
+    `asks_again`: the next step asks even while `blocked`. The last one passed a request over for itself
+    alone, or ended at one that holds blocks of a load and can't go on yet.
     `gated`: those that were passed over stay so until a request comes or goes; an arrival may be admitted.
     `holding`: an order of their own for those that were passed over and hold blocks; they come first.
     """

@@ -259,10 +259,13 @@ class Reference:
                     victim = self.running[-1]
                 given = [work for work in scheduled if work.req is victim]
                 if given:
+                    # The victim had its turn in this step and gives its tokens back. As in vLLM, blocks that
+                    # the turn published stay findable, although no step computes them.
                     scheduled.remove(given[0])
                     budget += given[0].tokens
-                    victim.computed -= given[0].tokens
-                    at -= 1  # the list is shorter before `at`; what the victim has published stays findable
+                    at -= 1  # the list is shorter before `at`
+                # A victim before `at` that had no turn does not move `at`, and the next request misses its
+                # turn, as in vLLM before 0.28.
                 self.preempt(victim)
                 if victim is req:
                     stop = True

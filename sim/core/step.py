@@ -375,10 +375,13 @@ class Step:
     def refuse(self, request: Request, hit: Hit) -> None:
         """Takes note that the first waiting request can't be admitted now.
 
-        Unless its hit may grow, the queue is blocked: nobody asks again until a request comes or goes.
+        The queue is blocked, and nobody asks again until a request comes or goes, unless the request's hit or
+        need may change before (`Memory.refusal_may_change`).
         """
         self.failed_allocations += 1
         running = self.running
+        # The hit may grow by the output of requests whose prompts this step completes, and by prompts in
+        # flight where their commit publishes them.
         coming = bool(running.joining)
         if running.at_commit and not coming:
             coming = any(plan.chunks for plan in running.in_flight)

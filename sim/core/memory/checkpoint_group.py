@@ -1,4 +1,4 @@
-"""State groups: what block tables do in recurrent layers whose states can be found at the ends of blocks.
+"""Checkpoint groups: block tables of recurrent layers whose states can be found at the ends of blocks.
 
 A state stands for all tokens before it, so a chunk takes a block where it ends, and the places before that
 are null. The block at the place before, from which the chunk goes on, leaves once the chunk is computed.
@@ -51,7 +51,7 @@ class CheckpointTable(Table):
 
 
 class CheckpointGroup(LayerGroup):
-    """The rules of one such group."""
+    """One group of the kind `KvKind.CHECKPOINT`: its tables have null places anywhere."""
 
     scattered = True
     _leaves_block = False  # whether hits leave out their last block in other groups (EAGLE)
@@ -62,7 +62,11 @@ class CheckpointGroup(LayerGroup):
     # ---- how many blocks
 
     def missing(self, request: Request, table: Table | None, tokens: int) -> int:
-        """Those of a step that ends at token `tokens`; below 0 where draft tokens were rejected."""
+        """Those of a step that ends at token `tokens`; below 0 where draft tokens were rejected.
+
+        Then the table has more places than the step needs. vLLM adds the difference to the blocks of the
+        other groups as it is (`MambaManager.get_num_blocks_to_allocate`), so `KvMemory.missing` must too.
+        """
         return self._missing(request, table, request.computed_tokens, tokens)
 
     def _missing(self, request: Request, table: Table | None, start: int, tokens: int) -> int:

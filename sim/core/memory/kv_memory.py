@@ -129,6 +129,7 @@ class KvMemory(Memory):
         self.filled: dict[Request, int] = {}
         # Free blocks that the first waiting request needs; 0: blocks do not hold it up.
         self.refused_blocks = 0
+        # Groups whose tables grow; `crossing_blocks` counts the others too.
         self.growing_groups = sum([spec.rules.grows for spec in specs])
         self._window_groups = sum([spec.rules.windowed for spec in specs])
         self._at_once = sum([spec.rules.leaves_at_once(spec) for spec in specs])

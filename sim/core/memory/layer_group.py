@@ -1,4 +1,4 @@
-"""Layer groups: what block tables do in layers that keep the same tokens.
+"""Layer groups: the block tables of layers that keep the same tokens.
 
 A plain model has one group, a hybrid one several: layers with full attention, with a sliding window, with
 chunked local attention, with a recurrent state. Blocks that no layer of a group reads any more are null in
@@ -48,9 +48,13 @@ def mark_of(index: int, width: int) -> bytes:
 
 
 class LayerGroup:
-    """The rules of `width` equal groups that follow one another; `index` is the number of the first."""
+    """KV groups of equal `spec` that follow one another, with one table per request for all of them.
 
-    scattered = False  # its tables may have null places anywhere
+    `width` is how many they are, 1 where they do not go together; `index` is the number of the first.
+    `scattered`: as in `KindRules`.
+    """
+
+    scattered = False
 
     def __init__(
         self,
@@ -75,7 +79,7 @@ class LayerGroup:
         self.most_blocks = spec.most_blocks(limits.held_tokens, limits.max_model_len)
         self._caching = limits.caching
         self._hands_over = limits.host is not None
-        # Whether only blocks at boundaries can be found.
+        # Whether only blocks at boundaries can be found (`WindowRules.keeps_boundaries`).
         self._boundaries_only = rules.keeps_boundaries and spec.rules.found is Found.FROM_END
         self.mark = mark_of(index, width)
         self._units = max(spec.block_size // unit, 1)
@@ -87,7 +91,7 @@ class LayerGroup:
         self._size = spec.block_size
         self._aligned = aligned
         self._reachable = spec.rules.reachable(spec, aligned, dropping=False)
-        self._aligned_blocks = max(aligned // spec.block_size, 1)
+        self._aligned_blocks = max(aligned // spec.block_size, 1)  # in a piece of `aligned` tokens
         self._dropping = 0
         self._set_pieces()
 

@@ -44,8 +44,8 @@ class Growth(Protocol):
 class Memory(Protocol):
     """The blocks of one replica. `block_size`: tokens for each block key; of a plain model, of each block.
 
-    `caching`: whether content may be found again. `crossing_blocks`: blocks that a request may take when it
-    begins one, in all groups. `recomputes_block`: every hit leaves out its last block. `writers`:
+    `caching`: whether content may be found again. `crossing_blocks`: blocks that a request takes at most when
+    it begins one, in all groups together. `recomputes_block`: every hit leaves out its last block. `writers`:
     the requests that generate, by content; empty where commits publish.
     `partial_reuse`, `expiry`: what serves partly matching blocks, and retention that ends with time; None:
     there is none. `step_end`: the tokens that a step computes up to, where it asks for blocks of more for
@@ -87,12 +87,13 @@ class Memory(Protocol):
     def fits(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
         """Whether the first `tokens` tokens of a waiting request fit in free blocks, beside `hit`.
 
-        A group counts no more blocks than a request ever holds in it. `reserved` free blocks are kept for
-        others. Cached blocks that nobody holds count as needed.
+        The tokens may take several steps. Of a group whose blocks leave meanwhile, no more count than a
+        request ever holds (`GroupSpec.most_blocks`). `reserved` free blocks are kept for others. Cached
+        blocks that nobody holds count as needed.
         """
 
     def fits_now(self, request: Request, hit: Hit, tokens: int, reserved: int = 0) -> bool:
-        """Whether the blocks of the first `tokens` tokens of a waiting request are free at once."""
+        """As `fits`, where one step takes all blocks of the first `tokens` tokens: without that cap."""
 
     def missing(self, request: Request, tokens: int) -> int:
         """Blocks that a request still needs so that its first `tokens` tokens have a place."""

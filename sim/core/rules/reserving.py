@@ -61,7 +61,8 @@ class Watermarks:
     """Stops admission when requests would hold more than `high` of all blocks, until they hold at most `low`.
 
     In between, requests end and nobody new comes: the hysteresis keeps a full replica from admitting one
-    request for each that ends, and preempting another for it.
+    request for each that ends, and preempting another for it. vLLM's own setting `watermark` is a single mark
+    without it (`margin_of` in `engines/vllm/tuned.py`).
     """
 
     def __init__(self, rule: Admission, low: float, high: float) -> None:

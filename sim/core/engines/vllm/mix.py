@@ -69,10 +69,11 @@ class VllmMix:
             return
 
     def _serve_unvisited(self, step: Step, memory: Memory) -> list[Request]:
-        """Allocates for all decoding requests where blocks suffice, and returns the requests still to visit.
+        """The running requests to be visited one by one, in admission order; the others are served here.
 
-        Most decodes are served here, not in the caller's loop: a rule about them belongs before this call.
-        Where blocks do not suffice, those that begin or fill one are visited in turn (see `Step`).
+        Decodes that neither begin nor fill a block need no visit (see `Step`). Those that do are served here
+        together where blocks suffice, which is nearly always; else they are visited. So most decodes never
+        reach the caller's loop: a rule about them belongs before this call.
         """
         chunked = step.running.chunked
         if step.running.knows_ahead():
@@ -158,7 +159,10 @@ class VllmMix:
 
 
 def enough_for_all(step: Step, memory: Memory) -> bool:
-    """Whether nobody will be preempted and every chunk comes after all decodes: nearly always."""
+    """Whether free blocks suffice for all running requests, and every chunk comes after all decodes.
+
+    Then nobody is preempted, and decodes may take their blocks together ahead of the chunks.
+    """
     running = step.running
     blocks = len(step.crossing()) * memory.crossing_blocks
     for request in running.chunked:

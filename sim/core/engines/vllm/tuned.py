@@ -180,18 +180,25 @@ class TunedPass(WaitingPass):
 
 
 class WithMargin:
-    """vLLM's admission under such settings."""
+    """vLLM's admission with a `watermark`, or without `scheduler_reserve_full_isl`."""
 
     def __init__(self, settings: VllmSettings, limits: Limits) -> None:
         self._margin = margin_of(settings, limits)
         self._whole = settings.scheduler_reserve_full_isl
 
     def admits(self, step: Step, memory: Memory, queue: Queue, request: Request, hit: Hit) -> bool:
-        """Whether the blocks of all known tokens are free, beside those that are left free."""
+        """Whether the blocks of all known tokens are free, beside those that are left free.
+
+        Without `scheduler_reserve_full_isl` always: the first chunk's blocks alone count (`WaitingPass`).
+        """
         margin = self._margin if step.running.requests else 0
         return not self._whole or memory.fits(request, hit, request.known_tokens, margin)
 
 
 def margin_of(settings: VllmSettings, limits: Limits) -> int:
-    """Blocks that an admission leaves free; vLLM counts its null block."""
+    """Blocks that an admission leaves free (`watermark`); vLLM counts its null block.
+
+    One mark, asked anew for each request: admission goes on once the next one leaves so many blocks free.
+    `Watermarks`, an option of cache policies for any admission, has two, with hysteresis between them.
+    """
     return int(settings.watermark * (limits.num_blocks + 1))

@@ -87,7 +87,7 @@ class WaitingPass:
                 queue.asks_again = len(running) < most
 
     def margin(self) -> int:
-        """Blocks that an admission leaves free."""
+        """Free blocks that an admission leaves over: none without the setting `watermark` (`TunedPass`)."""
         return 0
 
     def _takes(self, request: Request) -> bool:
