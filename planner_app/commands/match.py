@@ -105,6 +105,7 @@ def match_command(arguments: ScenarioOnly, ask: MatchOptions, output: Explained)
         "blocks": _blocks(server, stated, arguments) is not None,
         "warm": _hits(server) is not None,
         "chunk": bool(_of_log(arguments)),
+        "ahead": bool(_of_log(arguments)),
     }
     name = ask.name or (ask.out.stem if ask.out is not None else results.name)
     where = _place(ask.out or own_folder() / f"{name}.json")

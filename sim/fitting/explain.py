@@ -2,11 +2,11 @@
 
 A measurement is the latencies of a benchmark's requests: TTFT, TPOT, E2E, and the longest time between two
 tokens, which tells how large steps are. An explanation changes one thing of the set-up: host time of a step,
-speed of kernels, tokens of a step, KV blocks, prompts that were cached before, or what the client adds. Its
-size is the one that brings the replay closest to the measurement, request by request, where the costs may
-differ by what they are uncertain by. The explanation that comes closest wins; others that come nearly as
-close are told as well, for latencies may not tell them apart. What a log or metrics tell of the server is no
-guess: those facts hold for all explanations, and come first where they take enough away.
+speed of kernels, planning ahead, tokens of a step, KV blocks, prompts that were cached before, or what the
+client adds. Its size is the one that brings the replay closest to the measurement, request by request, where
+the costs may differ by what they are uncertain by. The explanation that comes closest wins; others that come
+nearly as close are told as well, for latencies may not tell them apart. What a log or metrics tell of the
+server is no guess: those facts hold for all explanations, and come first where they take enough away.
 """
 
 from __future__ import annotations
@@ -188,6 +188,8 @@ def _explanation(cause: _Cause, base: Setup, measure: _Measure) -> Explanation |
     setup = cause.setup(size)
     changed = setup.costs if setup.costs is not base.costs else None
     corrections = getattr(changed, "corrections", None)
+    if corrections == getattr(base.costs, "corrections", None):
+        corrections = None
     return Explanation(cause.name, size, cause.words(size), distance, setup, corrections)
 
 
@@ -438,6 +440,10 @@ def _causes(base: Setup) -> Iterator[_Cause]:
         1.0,
         lambda a, b: math.sqrt(a * b),
     )
+    if (other := _planned_otherwise(base)) is not None:
+        words = "ahead" if other.scenario.pipelined else "one at a time"
+        option = "--async-scheduling" if other.scenario.pipelined else "--no-async-scheduling"
+        yield _Cause("ahead", (1.0,), lambda _: other, lambda _: f"steps are planned {words} ({option})")
     own = scenario.max_num_batched_tokens
     yield _Cause(
         "chunk",
@@ -466,6 +472,15 @@ def _causes(base: Setup) -> Iterator[_Cause]:
         lambda size: f"the client, or the way to it, adds {size:.0f} ms",
         between=lambda a, b: (a + b) / 2,
     )
+
+
+def _planned_otherwise(base: Setup) -> Setup | None:
+    """The same with steps planned ahead, or not; None where the engine or its options rule that out."""
+    try:
+        scenario = base.scenario.changed(async_scheduling=not base.scenario.pipelined)
+        return replace(base, scenario=scenario, costs=scenario.step_costs())
+    except BadInput:
+        return None
 
 
 def _slower(client: ClientShare | None, ms: float) -> ClientShare:

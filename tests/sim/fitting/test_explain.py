@@ -33,6 +33,9 @@ def served(cause: str, size: float = 0.0, *, count: int = 50, rate: float = 6.0)
     setup = Setup(SETUP, SETUP.step_costs(), asked)
     if cause == "host":
         setup = replace(setup, costs=corrected(setup.costs, Corrections("", size / 1e3, 1.0, 1.0)))
+    elif cause == "ahead":
+        scenario = SETUP.changed(async_scheduling=False)
+        setup = replace(setup, scenario=scenario, costs=scenario.step_costs())
     elif cause == "chunk":
         setup = replace(setup, scenario=SETUP.changed(max_num_batched_tokens=int(size)))
     elif cause == "blocks":
@@ -55,6 +58,7 @@ def served(cause: str, size: float = 0.0, *, count: int = 50, rate: float = 6.0)
     ("cause", "size", "words"),
     [
         ("host", 3.0, "each step takes 3.00 ms more"),
+        ("ahead", 1.0, "steps are planned one at a time (--no-async-scheduling)"),
         ("chunk", 1024.0, "steps of 1,024 tokens"),
         ("blocks", 600.0, "KV blocks, not 9,000"),
         ("warm", 1.0, "in the cache before"),
