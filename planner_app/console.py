@@ -14,6 +14,7 @@ from typing import Any
 from pagecast.planner_app.stderr import drop_stdout
 from pagecast.planner_app.wording.quantities import counted as counted
 from pagecast.planner_app.wording.quantities import seconds as seconds
+from pagecast.planner_app.wording.quantities import share as share
 from pagecast.planner_app.wording.quantities import size as size
 from pagecast.sim.core.errors import BadInput
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult

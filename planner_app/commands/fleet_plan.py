@@ -128,7 +128,7 @@ def _show_answer(
         f"on replicas of {scenario.tensor_parallel_size} x {scenario.gpu} with {scenario.model}, "
         f"SLO {level.text}",
         answer,
-        *table_rows(_table(work, sizes)),
+        *table_rows(_table(sizes)),
         *(f"{size.router}: {size.counts.sentence}" for size in sizes if size.counts.sentence),
     ]
     replays = counted(sum(size.replays for size in sizes), "replay")
@@ -147,7 +147,7 @@ def _show(work: Trace, scenario: Scenario, level: Slo, sizes: Sequence[FleetSize
     if defaults := engine_defaults(scenario):
         console.out.print(defaults, soft_wrap=True)
     console.out.print(f"SLO: {level.text}", soft_wrap=True)
-    console.out.print(_table(work, sizes))
+    console.out.print(_table(sizes))
     for size in sizes:
         if size.counts.sentence:
             console.out.print(f"{size.router}: {size.counts.sentence}", soft_wrap=True, markup=False)
@@ -157,7 +157,7 @@ def _show(work: Trace, scenario: Scenario, level: Slo, sizes: Sequence[FleetSize
     console.out.print(f"planned in {wall_s:.1f} s with {replays}", soft_wrap=True)
 
 
-def _table(work: Trace, sizes: Sequence[FleetSize]) -> Table:
+def _table(sizes: Sequence[FleetSize]) -> Table:
     """The fewest replicas of each router."""
     table = Table(box=None, pad_edge=False)
     for title in ("router", "fewest replicas", "GPUs", "GPU hours", "cost", "hits", "one less breaks"):
@@ -173,7 +173,7 @@ def _table(work: Trace, sizes: Sequence[FleetSize]) -> Table:
             f"{fleet['peak_gpus']}",
             f"{fleet['gpu_hours']:.2f}",
             "-" if fleet["cost"] is None else f"{fleet['cost']:,.2f}",
-            "unknown" if work.lengths_only else f"{s['token_hit_rate']:.1%}",
+            console.share(s["token_hit_rate"]),
             ", ".join(term.text for term in broken) or "-",
         )
     return table

@@ -60,7 +60,7 @@ def show_replicas(result: Result) -> None:
         table.add_row(
             f"{row['replica']} ({row['gpu']})",
             f"{row['requests']:,}",
-            f"{row['token_hit_rate']:.1%}",
+            console.share(row["token_hit_rate"]),
             console.seconds(row["ttft_p99_s"]),
             console.seconds(row["tpot_p99_s"]),
             f"{row['peak_kv_usage']:.1%}",

@@ -221,7 +221,7 @@ def _draw(
         from pagecast.planner_app.reports.replay_report import replay_report
 
         around = spread.around(summary_figures(result)) if spread else None
-        write(report, replay_report(result, around, contents=not work.lengths_only))
+        write(report, replay_report(result, around))
     if perfetto is not None:
         from pagecast.planner_app.reports.perfetto import write_perfetto
 

@@ -40,9 +40,11 @@ def show_answer(
     """
     s, scenario = result.summary, result.scenario
     facts = _fact_rows(s, scenario.tensor_parallel_size)
-    reuse = f"{s['token_hit_rate']:.1%} of eligible prompt tokens"
-    if work.lengths_only:
-        reuse = _UNKNOWN_REUSE
+    reuse = (
+        _UNKNOWN_REUSE
+        if s["token_hit_rate"] is None
+        else f"{s['token_hit_rate']:.1%} of eligible prompt tokens"
+    )
     lines = [
         traffic(work),
         f"on {_place(result)} with {scenario.model}: {_served(work, result)}",
@@ -143,8 +145,6 @@ def show(work: Trace, result: Result, out: Path | None, spread: Spread | None = 
             table.add_row(f"  {side}", *(console.seconds(value) for value in values), style="dim")
     console.out.print(table)
     facts = _fact_rows(s, scenario.tensor_parallel_size)
-    if work.lengths_only:
-        facts = [(title, _UNKNOWN_REUSE if title == "prefix hits" else text) for title, text in facts]
     console.out.print(_facts(facts))
     for note in result.notes:
         console.out.print(f"note: {sentence(note)}", soft_wrap=True, markup=False)
@@ -198,7 +198,9 @@ def _fact_rows(s: dict[str, Any], gpus: int) -> list[tuple[str, str]]:
     add("output", f"{s['output_tokens_per_s']:,.0f} tokens/s, {s['output_tokens']:,} tokens")
     add(
         "prefix hits",
-        f"{s['token_hit_rate']:.1%} of eligible prompt tokens reused, "
+        _UNKNOWN_REUSE
+        if s["token_hit_rate"] is None
+        else f"{s['token_hit_rate']:.1%} of eligible prompt tokens reused, "
         f"{console.seconds(s['prefill_avoided_s'])} of prefill avoided",
     )
     if sources := told_apart(s["prompt_tokens_by_source"]):
@@ -239,7 +241,7 @@ def _fact_rows(s: dict[str, Any], gpus: int) -> list[tuple[str, str]]:
         add(
             f"tenant {name or '-'}",
             f"{tenant['completed']:,} of {tenant['requests']:,} completed, p99 TTFT "
-            f"{console.seconds(tenant['ttft_p99_s'])}, {tenant['token_hit_rate']:.1%} hits, "
+            f"{console.seconds(tenant['ttft_p99_s'])}, {console.share(tenant['token_hit_rate'])} hits, "
             f"{_number(tenant['evicted_blocks'])} blocks evicted",
         )
     if offloading := s.get("offloading"):

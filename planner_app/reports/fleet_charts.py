@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 from pagecast.planner_app.reports.style import BLUE, chart, label, line
-from pagecast.planner_app.wording.quantities import counted
+from pagecast.planner_app.wording.quantities import counted, share
 from pagecast.sim.fleet.figures import ready_over_time
 
 NamedRun = tuple[str, pd.DataFrame, dict[str, Any]]
@@ -46,7 +46,7 @@ def requests_per_replica(fleet: dict[str, Any]) -> go.Figure:
         x=[label(row["replica"]) for row in rows],
         y=[row["requests"] for row in rows],
         marker_color=BLUE,
-        text=[f"{row['token_hit_rate']:.1%} hits" for row in rows],
+        text=[f"{share(row['token_hit_rate'])} hits" for row in rows],
         hovertemplate="%{y:,} requests, %{text}<extra>%{x}</extra>",
     )
     return figure

@@ -8,7 +8,7 @@ from pagecast.planner_app.reports import charts
 from pagecast.planner_app.reports.fleet_charts import replicas_over_time, requests_per_replica
 from pagecast.planner_app.reports.html_page import HtmlTable, Section, SummaryCard, page
 from pagecast.planner_app.wording.note_sentences import sentences
-from pagecast.planner_app.wording.quantities import replicas_there, seconds, told_apart
+from pagecast.planner_app.wording.quantities import replicas_there, seconds, share, told_apart
 from pagecast.sim.fleet.simulation import FleetResult
 from pagecast.sim.replay import Result
 from pagecast.sim.replay.metrics import STATISTICS
@@ -27,10 +27,10 @@ _LATENCIES = {
 }
 
 
-def replay_report(result: Result, spread: Spread | None = None, *, contents: bool = True) -> str:
+def replay_report(result: Result, spread: Spread | None = None) -> str:
     """The page of a replay with its steps (`Kept.steps`); `spread` adds 90% intervals.
 
-    A fleet's has its replicas instead of steps. `contents`: prompts have them, so that reuse is known.
+    A fleet's has its replicas instead of steps.
     """
     s, scenario = result.summary, result.scenario
     fleet = result if isinstance(result, FleetResult) else None
@@ -52,12 +52,10 @@ def replay_report(result: Result, spread: Spread | None = None, *, contents: boo
         *([_fleet(fleet)] if fleet is not None else []),
         Section("Scenario", [_scenario(result)]),
     ]
-    return page(
-        f"Forecast of {result.trace}", lead, cards(s, contents=contents), sections, sentences(result.notes)
-    )
+    return page(f"Forecast of {result.trace}", lead, cards(s), sections, sentences(result.notes))
 
 
-def cards(s: dict[str, Any], *, contents: bool = True) -> list[SummaryCard]:
+def cards(s: dict[str, Any]) -> list[SummaryCard]:
     """The summary's figures that people ask for first."""
 
     def both(name: str) -> tuple[str, str]:
@@ -68,6 +66,11 @@ def cards(s: dict[str, Any], *, contents: bool = True) -> list[SummaryCard]:
     blocks = f"of {s['num_gpu_blocks']:,} blocks"
     if s.get("fleet", {}).get("replicas", 1) > 1:
         blocks = "of the blocks of the fullest replica"
+    sources = told_apart(s["prompt_tokens_by_source"])
+    reuse = f"of eligible prompt tokens; {seconds(s['prefill_avoided_s'])} of prefill avoided"
+    reuse = f"{reuse}; {sources}" if sources else reuse
+    if s["token_hit_rate"] is None:
+        reuse = "the trace has no contents; counted as none"
     unserved = ", ".join(f"{s[state]:,} {state}" for state in ("rejected", "cancelled") if s[state])
     return [
         SummaryCard("TTFT p50", *both("ttft_s")),
@@ -77,14 +80,7 @@ def cards(s: dict[str, Any], *, contents: bool = True) -> list[SummaryCard]:
             "Throughput", f"{s['output_tokens_per_s']:,.0f} tok/s", f"output tokens; {rate:.3g} requests/s"
         ),
         SummaryCard("Completed", f"{s['completed']:,}", unserved or "none rejected, none cancelled"),
-        SummaryCard(
-            "Prefix hits",
-            f"{s['token_hit_rate']:.1%}",
-            f"of eligible prompt tokens; {seconds(s['prefill_avoided_s'])} of prefill avoided"
-            + (f"; {sources}" if (sources := told_apart(s["prompt_tokens_by_source"])) else ""),
-        )
-        if contents
-        else SummaryCard("Prefix hits", "unknown", "the trace has no contents; counted as none"),
+        SummaryCard("Prefix hits", share(s["token_hit_rate"]), reuse),
         SummaryCard("KV cache at peak", f"{s['peak_kv_usage']:.1%}", blocks),
         SummaryCard(
             "Preemptions", f"{s['preemptions']:,}", f"{s['failed_allocations']:,} failed allocations"
@@ -115,7 +111,7 @@ def _fleet(result: FleetResult) -> Section:
             row["replica"],
             row["gpu"],
             f"{row['requests']:,}",
-            f"{row['token_hit_rate']:.1%}",
+            share(row["token_hit_rate"]),
             seconds(row["ttft_p99_s"]),
             seconds(row["tpot_p99_s"]),
             f"{row['peak_kv_usage']:.1%}",

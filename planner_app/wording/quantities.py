@@ -24,6 +24,11 @@ def gpus_there(fleet: dict[str, Any]) -> str:
     return bound + counted(fleet["peak_gpus"], "GPU")
 
 
+def share(value: float | None) -> str:
+    """A share in percent: `61.3%`; `unknown` where nothing tells it."""
+    return "unknown" if value is None else f"{value:.1%}"
+
+
 def seconds(value: float | None) -> str:
     """A duration as people read it: `35.2 ms`, `1.43 s`, `2m05s`, `4h20m`, `infinite`."""
     if value is None:

@@ -34,7 +34,7 @@ from pagecast.sim.replay.replicates import ChangeCosts
 from pagecast.sim.replay.result import Kept, Result
 from pagecast.sim.replay.rollout import busiest_window, peak_admission, peak_figures
 from pagecast.sim.replay.served import Progress, Served, run
-from pagecast.sim.replay.summary import block_sizes, by_spec, summary
+from pagecast.sim.replay.summary import block_sizes, by_spec, summary, without_unknown_hits
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
@@ -182,6 +182,7 @@ class _FleetRun:
         table = pd.concat(filled).sort_values("row", kind="stable").reset_index(drop=True)
         served = self._served_by_each(kinds)
         listed = [replica_figures(served[member.number], member) for member in members]
+        without_unknown_hits(self.trace, *listed)
         replicas = pd.DataFrame(listed)
         self._end_retention(table)
         own = {"fleet": self._figures(table, served, listed)}

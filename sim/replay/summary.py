@@ -92,7 +92,15 @@ def summary(
         figures["speculation"] = draft_figures(speculating)
     if offloading := offloading_figures(servers, table, figures["makespan_s"]):
         figures["offloading"] = offloading
+    without_unknown_hits(trace, figures, *figures.get("tenants", {}).values())
     return figures
+
+
+def without_unknown_hits(trace: Trace, *figures: dict[str, Any]) -> None:
+    """Replaces hit rates with None where the trace tells lengths alone: its zero hits are not known."""
+    if trace.lengths_only:
+        for each in figures:
+            each["token_hit_rate"] = None
 
 
 def block_sizes(replicas: Sequence[Served], table: pd.DataFrame) -> int | Ints:

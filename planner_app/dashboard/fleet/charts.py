@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from pagecast.planner_app.dashboard.fleet.study import FleetRun, FleetStudy
 from pagecast.planner_app.reports.fleet_charts import NamedRun
 from pagecast.planner_app.reports.style import BLUE, GREY, chart, label, line
-from pagecast.planner_app.wording.quantities import counted, seconds
+from pagecast.planner_app.wording.quantities import counted, seconds, share
 from pagecast.traces.arrays import Floats
 
 _SPANS = 60  # parts of the time for which TTFT is shown
@@ -20,12 +20,13 @@ _SOON = 3  # spans after the loss within which its effect must begin
 
 def hits_per_router(table: pd.DataFrame) -> go.Figure:
     """Share of prompt tokens that each router found cached."""
-    best: Any = table.sort_values("token_hit_rate", ascending=False, kind="stable").iloc[0]
     fastest: Any = table.sort_values("ttft_p99_s", kind="stable").iloc[0]
-    words = (
-        f"Most hits: {best['router']}, {best['token_hit_rate']:.1%}. Lowest TTFT p99: {fastest['router']}, "
-        f"{seconds(fastest['ttft_p99_s'])}."
-    )
+    words = f"Lowest TTFT p99: {fastest['router']}, {seconds(fastest['ttft_p99_s'])}."
+    if table["token_hit_rate"].notna().all():
+        best: Any = table.sort_values("token_hit_rate", ascending=False, kind="stable").iloc[0]
+        words = f"Most hits: {best['router']}, {share(best['token_hit_rate'])}. {words}"
+    else:
+        words = f"Hits are unknown, for the trace has no contents. {words}"
     figure = chart("Hits per router", words, "", "prompt tokens found cached", yaxis_tickformat=".0%")
     figure.add_bar(
         x=[label(name) for name in table["router"]],

@@ -12,7 +12,7 @@ from pagecast.planner_app.dashboard.shell.replays import trace_for
 from pagecast.planner_app.dashboard.shell.state import session
 from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.reports.fleet_charts import replicas_over_time, requests_per_replica
-from pagecast.planner_app.wording.quantities import seconds
+from pagecast.planner_app.wording.quantities import seconds, share
 from pagecast.sim.fleet.routers.registry import KINDS
 from pagecast.sim.fleet.settings import FleetSettings
 from pagecast.sim.machine.gpus import gpu as find_gpu
@@ -116,7 +116,7 @@ def _cards(view: PageView, study: FleetStudy) -> None:
     cards = (
         ("TTFT, p99", seconds(summary["ttft_s"]["p99"])),
         ("TPOT, p99", seconds(summary["tpot_s"]["p99"])),
-        ("Found cached", f"{summary['token_hit_rate']:.1%}"),
+        ("Found cached", share(summary["token_hit_rate"])),
         ("GPU hours", f"{fleet['gpu_hours']:.2f}"),
         ("Cost", cost),
     )

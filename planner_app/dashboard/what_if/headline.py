@@ -60,15 +60,15 @@ def cards_of(own: Session, results: ViewResults) -> list[Card | LaterCard]:
     around = results.spread.around(figures) if results.spread else Spread()
 
     def card(name: str, title: str, words: Words, help: str, **more: Any) -> Card:
-        unknown = name == "token_hit_rate" and results.trace.lengths_only
-        value = None if unknown else figures.get(name)
+        unknown = name == "token_hit_rate" and name not in figures
+        value = figures.get(name)
         return Card(
             title,
             None if value is None or math.isnan(value) else value,
             words,
             help,
-            None if unknown else around.low.get(name),
-            None if unknown else around.high.get(name),
+            around.low.get(name),
+            around.high.get(name),
             results.waiting["spread"],
             baseline=base.figures.get(name),
             verdicts=results.verdicts.get(name.split("_")[0], ()),

@@ -5,8 +5,15 @@ from pathlib import Path
 
 import pytest
 from pagecast.planner_app.cli import run
+from pagecast.planner_app.dashboard.compare.table import table
+from pagecast.planner_app.dashboard.fleet.charts import hits_per_router
+from pagecast.planner_app.dashboard.fleet.study import study
+from pagecast.planner_app.dashboard.shell.view import PageView
 from pagecast.planner_app.planner.traffic import traffic
 from pagecast.sim.core.errors import BadInput
+from pagecast.sim.fleet.settings import FleetSettings
+from pagecast.sim.replay.simulation import replay
+from pagecast.sim.scenario import Scenario
 from pagecast.traces.read import read
 from pagecast.traces.shared_prefix import assume_reuse, without_reuse
 
@@ -25,6 +32,7 @@ def lengths(tmp_path: Path) -> str:
         ("replay",),
         ("replay", "--explain"),
         ("replay", "--replicas", "2"),
+        ("replay", "--replicas", "2", "--explain"),
         ("tune", "hbm-budget", "--static", "--values", "0.5,0.9"),
         ("sweep", "--set", "max_num_seqs=8,64"),
         ("trace", "describe"),
@@ -37,6 +45,27 @@ def test_reuse_is_unknown_and_never_zero(command, lengths, capsys):
     out = capsys.readouterr().out
     assert "unknown" in out
     assert "0.0%" not in out and " 0 hit tokens" not in out
+
+
+def test_an_unknown_hit_rate_is_null_and_not_a_number(lengths, capsys):
+    for more in ((), ("--replicas", "2")):
+        assert run(["replay", lengths, *more, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["token_hit_rate"] is None
+    assert run(["sweep", lengths, "--set", "max_num_seqs=8,64", "--json"]) == 0
+    assert [trial["token_hit_rate"] for trial in json.loads(capsys.readouterr().out)["trials"]] == [
+        None,
+        None,
+    ]
+
+
+def test_the_dashboards_pages_say_that_hits_are_unknown(lengths):
+    trace, scenario = read(lengths), Scenario(model="Qwen/Qwen3-8B", gpu="H200")
+    cells = table({"a": replay(trace, scenario)}, {"a": PageView()}, "a")
+    assert cells.loc["Prefix reuse"].tolist() == ["–"]
+    of_fleet = study(
+        trace, scenario, FleetSettings.make({"groups": [{"replicas": 2}]}), ("round-robin", "cost"), None
+    )
+    assert "Hits are unknown" in hits_per_router(of_fleet.routers).to_json()
 
 
 def test_a_replay_prints_both_ends_of_an_assumed_reuse(lengths, capsys):
