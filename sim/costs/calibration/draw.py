@@ -167,9 +167,8 @@ def _drawn_measured(costs: MeasuredCosts, index: int, seed: int) -> StepCosts:
     """
     of_level, of_prompts, of_host, _ = _levels(index, seed, _FOUR_STEPS)
     spread = costs.spread
-    if not costs.pipeline_depth:
-        host = costs.host_spread
-        costs = costs.on_host(math.exp(host.mean + host.sd * _heavy(of_host, math.inf)))
+    host = costs.host_spread
+    costs = costs.on_drawn_host(math.exp(host.mean + host.sd * _heavy(of_host, math.inf)))
     level = spread.sd * _heavy(of_level, spread.freedom)
     apart = spread.prompt_sd * _heavy(of_prompts, spread.prompt_freedom)
     decode = math.exp(level - PROMPT_SHARE * apart)

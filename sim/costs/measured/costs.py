@@ -73,8 +73,15 @@ class MeasuredCosts(StepCosts):
         self._ungraphed_fs = round(exposed * host.ungraphed_layer * layers * _FS)
         sparse = model.moe.layers if model.moe else 0
         # The host launches nothing while it prepares a step with prompts, and the head runs after all layers.
-        launch_s = host.launch_s(operations.table.engine, layers, sparse, gpus)
+        engine = operations.table.engine
+        alone = engine == "vllm" and gpus == 1
+        least = pipeline_depth > 0 and alone
+        self._apart = least and not sparse  # launches of experts were measured with the rest of a step
+        launch_s = host.launch_s(engine, layers, sparse, gpus, least=self._apart)
         self._launch_ns = round((launch_s + exposed * host.prompt_step) * 1e9)
+        graphed_s = layers * host.graphed_layer if alone else 0.0
+        self._graphed_ns = round((graphed_s + exposed * host.prompt_step) * 1e9) if alone else 0
+        self._least_ns = round(host.ahead * 1e9) if least else 0
         self._hot = host.hot
         self._busy = host.busy if pipeline_depth else 0.0
         self._host_step_ns = round(host.step_s(gpus) * 1e9)
@@ -87,7 +94,7 @@ class MeasuredCosts(StepCosts):
         each = np.array(self._rows[_SUSTAINED:]) / every[_SUSTAINED:]
         self._best_fs: list[float] = np.minimum.accumulate(each).tolist()
         self._lines: dict[int, ContextPieces] = {}
-        self._corrected: dict[int, ContextPieces] = self._lines if corrections is None else {}
+        self._whole_lines: dict[int, ContextPieces] = {}
         self._chunks: dict[tuple[int, int], int] = {}
         self._tiles()
 
@@ -112,6 +119,10 @@ class MeasuredCosts(StepCosts):
     def on_host(self, factor: float) -> MeasuredCosts:
         """The same on a host that takes `factor` times as long for a synchronous step."""
         return self._with(self.host.slower(factor), self.corrections)
+
+    def on_drawn_host(self, factor: float) -> MeasuredCosts:
+        """The same on a host that takes `factor` times as long for all that it does."""
+        return self._with(self.host.slower(factor).launching(factor), self.corrections)
 
     def _with(self, host: HostTimes, corrections: Corrections | None) -> MeasuredCosts:
         return MeasuredCosts(
@@ -165,17 +176,22 @@ class MeasuredCosts(StepCosts):
         return total // FEMTO
 
     def launch_ns(self, batch: Batch) -> int:
-        """Time to launch a step with prompts kernel by kernel; 0 where a CUDA graph is replayed."""
-        tokens = batch.decode_n
+        """Time to launch a step with prompts: kernel by kernel, or attention alone between CUDA graphs."""
+        tokens, requests = batch.decode_n, batch.decode_n + len(batch.prefill)
         for chunk in batch.prefill:
             tokens += chunk[0]
+        least_ns = self._host_least_ns(requests)
         if tokens <= self._sizes_end:
-            return 0
-        return self._launch_ns + self._heads_fs(batch.decode_n + len(batch.prefill)) // FEMTO
+            return least_ns + self._graphed_ns
+        return self._apart * least_ns + self._launch_ns + self._heads_fs(requests) // FEMTO
+
+    def _host_least_ns(self, requests: int) -> int:
+        """Least time of a step that is planned ahead, but for launches of layers; 0 where it is not known."""
+        return self._least_ns and self._least_ns + requests * self._host_request_ns
 
     def decode_line(self, n: int) -> DecodeLine:
         """Device time of a pure decode step of `n` requests; kept once computed."""
-        return self._corrected.get(n) or self._correct_line(n)
+        return self._whole_lines.get(n) or self._make_whole_line(n)
 
     def host_ns(self, requests: int) -> int:
         """CPU time a step of `requests` requests adds when nothing overlaps it."""
@@ -258,11 +274,13 @@ class MeasuredCosts(StepCosts):
     def _fixed_fs(self, n: int) -> int:
         return self._rows_fs(n) + self._heads_fs(n)
 
-    def _correct_line(self, n: int) -> ContextPieces:
+    def _make_whole_line(self, n: int) -> ContextPieces:
         line = self._lines.get(n) or self._make_line(n)
         if self.corrections is not None:
             line = line.scaled(self.corrections.decode).longer(self._added_fs)
-            self._corrected[n] = line
+        if self._least_ns:
+            line = line.at_least(self._host_least_ns(n) * FEMTO)
+        self._whole_lines[n] = line
         return line
 
     def _make_line(self, n: int) -> ContextPieces:

@@ -1,7 +1,8 @@
 """CPU time beside the device's work, which no table of operations holds.
 
-Synchronous scheduling adds it to every step; asynchronous scheduling hides it behind the device, but for the
-launches of a step without CUDA graphs: it ends no sooner than they do.
+Synchronous scheduling adds it to every step; asynchronous scheduling hides it behind the device. But a step
+with prompts ends no sooner than its launches, and steps that are planned ahead follow no faster than the host
+plans, launches and hands out: small models wait for that.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ class HostTimes:
     step with prompt chunks; `ungraphed_layer`: more of each layer where no CUDA graph has so many tokens.
     Launching such a layer kernel by kernel takes `launch_layer`, with routed experts `launch_experts` and
     with tensor parallelism `launch_sharded` more; TensorRT-LLM takes the share `launch_trtllm` of that.
+    `graphed_layer`: of launching such a layer where CUDA graphs hold all but its attention. `ahead`: the
+    least time of a step of vLLM on one GPU that is planned ahead, beside `request` and, with prompts,
+    launches; without CUDA graphs `ahead_layer` replaces `launch_layer` there, but for models with routed
+    experts, whose launches hold `ahead`.
     `arrival`, `arriving_token`: of an arriving request. No host time, but in no table either, are two shares:
     `hot`, by which the rows of a step with prompts take longer right after another such step, for as many
     tokens as that had (a GPU at its power limit); `busy`, by which the arithmetic of a step with prompts
@@ -32,7 +37,9 @@ class HostTimes:
     two of them on machines of their own, where a request takes 17.8 and 17.7 us, `launch_experts` from the
     warm-up run of Qwen3-30B-A3B, `launch_layer` and `busy` from `azure_conv_async`, arrivals from
     `azure_conv`, `request_group` from decode steps of Gemma 3 4B on an H100 with its seven groups and with
-    one, `launch_trtllm` (of 1, 0.6 and 0.4) from the teaching half of `tests/benchmarks/public_truth.py`.
+    one, `launch_trtllm` (of 1, 0.6 and 0.4) from the teaching half of `tests/benchmarks/public_truth.py`,
+    `graphed_layer`, `ahead` and `ahead_layer` from steady steps of five models of 16 to 28 layers (0.6B to
+    3B, docs/measured-operations.md), in the phases in which their host was fast.
     Hosts differ: that of the warm-up run took about 1.1 ms for a synchronous step and 24 us for each request.
     """
 
@@ -47,6 +54,9 @@ class HostTimes:
     launch_experts: float = 0.62e-3
     launch_sharded: float = 0.52e-3
     launch_trtllm: float = 0.6
+    graphed_layer: float = 0.15e-3
+    ahead: float = 1.32e-3
+    ahead_layer: float = 0.38e-3
     arrival: float = 0.20e-3
     arriving_token: float = 0.1e-6
     hot: float = 0.028
@@ -70,11 +80,27 @@ class HostTimes:
             worker_request=self.worker_request * factor,
             request_group=self.request_group * factor,
             prompt_step=self.prompt_step * factor,
+            ahead=self.ahead * factor,
         )
 
-    def launch_s(self, engine: str, layers: int, sparse: int, gpus: int) -> float:
-        """Launching a step kernel by kernel: `sparse` of its `layers` have routed experts."""
-        each = self.launch_layer + (self.launch_sharded if gpus > 1 else 0.0)
+    def launching(self, factor: float) -> HostTimes:
+        """The same where launches take `factor` times as long: time for requests does not tell that."""
+        return replace(
+            self,
+            launch_layer=self.launch_layer * factor,
+            launch_experts=self.launch_experts * factor,
+            launch_sharded=self.launch_sharded * factor,
+            graphed_layer=self.graphed_layer * factor,
+            ahead_layer=self.ahead_layer * factor,
+        )
+
+    def launch_s(self, engine: str, layers: int, sparse: int, gpus: int, *, least: bool) -> float:
+        """Launching a step kernel by kernel: `sparse` of its `layers` have routed experts.
+
+        `least`: `ahead` is counted beside it.
+        """
+        each = self.ahead_layer if least else self.launch_layer
+        each += self.launch_sharded if gpus > 1 else 0.0
         share = self.launch_trtllm if engine == "trtllm" else 1.0
         return share * (layers * each + sparse * self.launch_experts)
 

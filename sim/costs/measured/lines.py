@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from math import inf
 
 from pagecast.sim.costs.decode_line import DecodeLine
 
@@ -37,6 +38,22 @@ class ContextPieces(DecodeLine):
         added = max(femtoseconds, -self.pieces[0].base)
         pieces = [piece._replace(base=piece.base + added) for piece in self.pieces]
         return ContextPieces.of(self.starts, pieces)
+
+    def at_least(self, femtoseconds: int) -> ContextPieces:
+        """No step shorter than that. Pieces must not fall with the context."""
+        starts: list[int] = []
+        pieces: list[DecodeLine] = []
+        for start, piece, end in zip(self.starts, self.pieces, [*self.starts[1:], inf], strict=True):
+            short = femtoseconds - piece.base - piece.per_ctx * start
+            long_from: float = start
+            if short > 0:
+                starts.append(start)
+                pieces.append(DecodeLine(self.n, femtoseconds, 0, 0))
+                long_from = start - (-short // piece.per_ctx) if piece.per_ctx > 0 else inf
+            if long_from < end:
+                starts.append(int(long_from))
+                pieces.append(piece)
+        return ContextPieces.of(starts, pieces)
 
     def ns(self, ctx: int, mx: int, steps: int = 1) -> int:
         """Nanoseconds of `steps` consecutive decode steps, the first at context `ctx` (longest `mx`)."""

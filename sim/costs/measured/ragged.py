@@ -45,6 +45,10 @@ class RaggedPieces(ContextPieces):
         """Every step longer by the same time, but never of negative length at the shortest context."""
         return self._joined(super().longer(femtoseconds), self.lost)
 
+    def at_least(self, femtoseconds: int) -> RaggedPieces:
+        """No step of equal contexts shorter than that."""
+        return self._joined(super().at_least(femtoseconds), self.lost)
+
     def ns(self, ctx: int, mx: int, steps: int = 1) -> int:
         """Nanoseconds of `steps` consecutive decode steps, the first at context `ctx` (longest `mx`)."""
         return super().ns(ctx, mx, steps) + self.lost.ns(ctx, mx, steps)

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from pagecast.sim.costs.batch import Batch
 from pagecast.sim.costs.calibration.draw import ScaledCosts
 from pagecast.sim.costs.decode_line import FEMTO, DecodeLine
+from pagecast.sim.costs.measured.lines import ContextPieces
 from pagecast.sim.costs.pieces import WindowLine
 from pagecast.sim.costs.roofline import Roofline
 from pagecast.sim.machine.gpus import gpu
@@ -81,3 +82,18 @@ def test_scaled_costs_keep_their_windows():
 def test_windows_are_said_to_be_charged_by_the_mean():
     assert MISTRAL.expected_error().figures["windows"]
     assert not Roofline(model("Qwen/Qwen3-8B"), gpu("H200")).expected_error().figures["windows"]
+
+
+def measured_line(n: int) -> ContextPieces:
+    pieces = [DecodeLine(n, 2_000 * FEMTO, 900, 0), DecodeLine(n, 0, 900 + 2_000 * FEMTO // (500 * n), 0)]
+    return ContextPieces.of([0, 500 * n], pieces)
+
+
+@given(batches, st.integers(0, 60_000), st.data())
+def test_no_step_is_shorter_than_the_least(batch, least_ns, data):
+    n, ctx, longest, steps = batch
+    line, floored = measured_line(n), measured_line(n).at_least(least_ns * FEMTO)
+    assert abs(floored.ns(ctx, longest) - max(line.ns(ctx, longest), least_ns)) <= 1
+    cut = data.draw(st.integers(0, steps))
+    rest = floored.ns(ctx + n * cut, longest + cut, steps - cut)
+    assert floored.ns(ctx, longest, steps) == floored.ns(ctx, longest, cut) + rest

@@ -95,7 +95,10 @@ _JUDGE = (
 )
 # Of the hosts that runs of measured operations are from: `measured_operations.py --host-factor SWEEP`.
 # None: not known, for the sweep tells what a request takes there, but not why each step takes 0.7 ms longer.
-HOST_TIME_FACTORS = {"qwen3-30b-a3b": 1.73, "vllm-h100": None}
+HOST_TIME_FACTORS = {
+    "qwen3-30b-a3b": 1.73,
+    **dict.fromkeys(("vllm-h100", "vllm-h200-llama", "vllm-h200-qwen3-0.6b", "vllm-h200-qwen3-1.7b")),
+}
 # Of measured operations: what the host's constants and the spread of steps with prompts come from, beside a
 # warm-up run. The spread of step time comes from public runs.
 FIT_MEASURED = (
@@ -131,6 +134,11 @@ JUDGE_MEASURED = (
     MODELS / "vllm-h100-mistral-small-24b-mooncake",
     MODELS / "vllm-h100-qwen3-1.7b-azure",
     MODELS / "vllm-h100-qwen3-1.7b-mooncake",
+    MODELS / "vllm-h200-qwen3-1.7b-azure",
+    MODELS / "vllm-h200-llama-3.2-1b-azure",
+    MODELS / "vllm-h200-llama-3.2-1b-mooncake",
+    MODELS / "vllm-h200-qwen3-0.6b-azure",
+    MODELS / "vllm-h200-qwen3-0.6b-mooncake",
 )
 
 

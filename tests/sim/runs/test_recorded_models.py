@@ -49,6 +49,11 @@ NAMES = (
     "h100-phi-4-mooncake",
     "h100-mistral-small-24b-azure",
     "h100-mistral-small-24b-mooncake",
+    "h200-qwen3-1.7b-azure",
+    "h200-llama-3.2-1b-azure",
+    "h200-llama-3.2-1b-mooncake",
+    "h200-qwen3-0.6b-azure",
+    "h200-qwen3-0.6b-mooncake",
 )
 
 

@@ -181,7 +181,53 @@ def test_each_group_of_kv_blocks_takes_the_host_of_vllm_longer():
 def test_vllm_captures_steps_of_gpt_oss_up_to_1024_tokens():
     prompt = Batch(0, 0, 0, ((1000, 0),))
     costs = {engine: measured(model="openai/gpt-oss-120b", engine=engine) for engine in ("vllm", "sglang")}
-    assert costs["vllm"].launch_ns(prompt) == 0 < costs["sglang"].launch_ns(prompt)
+    assert costs["vllm"].launch_ns(prompt) < costs["sglang"].launch_ns(prompt)
+    larger = Batch(0, 0, 0, ((1025, 0),))
+    assert costs["vllm"].launch_ns(larger) > 2 * costs["vllm"].launch_ns(prompt)
+
+
+SMALL = "meta-llama/Llama-3.2-1B"
+
+
+def ahead(model=SMALL, **fields):
+    return measured(**{"model": model, "gpu": "H200", "engine": "vllm@0.24", **fields})
+
+
+def test_steps_of_a_small_model_that_are_planned_ahead_wait_for_the_host():
+    # Decode steps at contexts of 96 tokens took 1.33, 1.89 and 3.04 ms on an H200 (vLLM 0.24).
+    for requests, took_ms in ((1, 1.33), (32, 1.89), (128, 3.04)):
+        forecast = ahead().decode_line(requests).ns(96 * requests, 96) / 1e6
+        assert forecast == pytest.approx(took_ms, rel=0.08), requests
+    # The GPU is done sooner, which synchronous steps show: there the host's time comes on top.
+    assert ahead(async_scheduling=False).decode_line(128).ns(96 * 128, 96) < 0.8 * 3.04e6
+    # A large model hides the host.
+    assert ahead("Qwen/Qwen3-8B").decode_line(1).ns(96, 96) > 4e6
+    # Longer contexts take the GPU longer than the host.
+    line = ahead().decode_line(64)
+    assert line.ns(64 * 100, 100) < line.ns(64 * 6000, 6000)
+
+
+def test_launches_of_small_models_take_longer_than_their_prompts():
+    # Steps with a prompt beside 16 requests took 4.1 to 4.2 ms within CUDA graphs, 7.5 to 8.1 beyond.
+    graphed, beyond = (Batch(16, 16 * 600, 700, ((tokens, 0),)) for tokens in (400, 1500))
+    costs = ahead()
+    assert costs.launch_ns(graphed) / 1e6 == pytest.approx(4.15, rel=0.08) and costs.launch_ns(
+        graphed
+    ) > costs.device_ns(graphed)
+    assert costs.launch_ns(beyond) / 1e6 == pytest.approx(7.8, rel=0.08)
+
+
+@pytest.mark.parametrize("fields", [{"engine": "sglang"}, {"tensor_parallel_size": 2}])
+def test_no_least_time_is_counted_where_none_was_measured(fields):
+    at_once, alone = (ahead("Qwen/Qwen3-0.6B", **more).decode_line(256) for more in (fields, {}))
+    assert at_once.ns(256 * 96, 96) < 0.9 * alone.ns(256 * 96, 96)
+
+
+def test_draws_of_a_small_model_are_of_other_hosts():
+    lines = [draw(ahead(), index).decode_line(1).ns(96, 96) for index in range(20)]
+    assert max(lines) > 1.5 * min(lines)
+    large = [draw(ahead("Qwen/Qwen3-8B"), index).decode_line(1).ns(96, 96) for index in range(20)]
+    assert max(large) < 1.25 * min(large)
 
 
 @pytest.mark.parametrize(("model", "most"), [("deepseek-ai/DeepSeek-R1", 1.15), ("openai/gpt-oss-120b", 1.0)])
