@@ -308,10 +308,17 @@ def show_answer(calibration: Calibration, out: Path | None) -> None:
 
 def _about(calibration: Calibration) -> str:
     made_for, runs = calibration.made_for, calibration.provenance["runs"]
-    steps = console.counted(sum(run["steps"] for run in runs), "step")
     engine = f"{made_for['engine']} {made_for['engine_version']}"
-    fitted = f"fitted to {steps} of {console.counted(len(runs), 'run')}"
+    at_once = [run for run in runs if not run.get("asynchronous")]
+    fitted = f"fitted to {_steps_of(at_once)}"
+    if ahead := [run for run in runs if run.get("asynchronous")]:
+        fitted += f"; what planning ahead hides, to {_steps_of(ahead)}"
     return f"{engine}, {made_for['model']} on {made_for['gpu']}: {fitted}"
+
+
+def _steps_of(runs: list[dict[str, Any]]) -> str:
+    steps = console.counted(sum(run["steps"] for run in runs), "step")
+    return f"{steps} of {console.counted(len(runs), 'run')}"
 
 
 def _reach(calibration: Calibration) -> str:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 from pagecast.planner_app.cli import run
+from pagecast.planner_app.commands.calibrate import show_answer
+from pagecast.sim.costs.calibration.file import load
 
 RUNS = "groundtruth/vllm-0.24.0-h200-qwen3-8b"
 
@@ -117,3 +119,11 @@ def test_replay_takes_what_fits_and_says_so(capsys):
     assert body["tpot_s"]["low"]["mean"] <= body["tpot_s"]["high"]["mean"]
     assert run(["replay", "chat", "--limit", "100", "--gpu", "B200", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["costs"] == "measured"
+
+
+def test_steps_that_only_tell_of_planning_ahead_are_counted_apart(capsys):
+    calibration = load("pagecast-h100-qwen3-8b")
+    show_answer(calibration, None)
+    first = " ".join(capsys.readouterr().out.split())
+    fitted = next(row["steps"] for row in calibration.regions if row["region"] == "all steps")
+    assert f"fitted to {fitted:,} steps of 2 runs; what planning ahead hides, to" in first
