@@ -41,7 +41,7 @@ def serve(host: str, port: int | None, *, browser: bool) -> None:
     if not _loopback(host):
         console.err.print(f"listening on {host}: whoever reaches it can use the dashboard", soft_wrap=True)
     sys.setswitchinterval(_SWITCH_S)
-    threading.Thread(target=_warm, daemon=True).start()
+    threading.Thread(target=_beside, daemon=True).start()
     flags = options(host, port, browser=browser)
     bootstrap.load_config_options(flags)
     try:
@@ -104,6 +104,14 @@ def _bind(host: str, port: int) -> None:
     with socket.socket(family, kind, protocol) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)
+
+
+def _beside() -> None:
+    """What goes on beside the pages."""
+    _warm()
+    from pagecast.planner_app.dashboard.shell.state import watch_browsers
+
+    watch_browsers()
 
 
 def _warm() -> None:

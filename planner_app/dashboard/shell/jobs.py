@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _AT_ONCE = threading.BoundedSemaphore(max(2, os.cpu_count() or 2))  # processes of all sessions together
+_FIRST_AT_ONCE = threading.BoundedSemaphore(2)  # the same for jobs without which a page has nothing to show
 _KEPT = 256
 
 
@@ -38,16 +39,26 @@ class _State:
 
 
 class Job:
-    """`function(*arguments, progress=...)` in a process. Both must be picklable, and what it tells."""
+    """`function(*arguments, progress=...)` in a process. Both must be picklable, and what it tells.
+
+    `first`: the page has nothing to show before, so it does not wait for searches to end.
+    """
 
     def __init__(
-        self, key: Hashable, function: Callable[..., Any], *arguments: Any, store: Results | None = None
+        self,
+        key: Hashable,
+        function: Callable[..., Any],
+        *arguments: Any,
+        store: Results | None = None,
+        first: bool = False,
     ) -> None:
         self.key = key
         self._state = state = _State()
         weakref.finalize(self, _stop, state)
         payload = pickle.dumps((function, arguments))
-        threading.Thread(target=_follow, args=(state, key, payload, store or results), daemon=True).start()
+        places = _FIRST_AT_ONCE if first else _AT_ONCE
+        follow = (state, key, payload, store or results, places)
+        threading.Thread(target=_follow, args=follow, daemon=True).start()
 
     @property
     def running(self) -> bool:
@@ -100,8 +111,10 @@ def _stop(state: _State) -> None:
                 _kill(state.process)
 
 
-def _follow(state: _State, key: Hashable, payload: bytes, store: Results) -> None:
-    with _AT_ONCE:
+def _follow(
+    state: _State, key: Hashable, payload: bytes, store: Results, places: threading.BoundedSemaphore
+) -> None:
+    with places:
         process = _start(state)
         if process is not None:
             try:

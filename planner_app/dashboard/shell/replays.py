@@ -41,7 +41,7 @@ def trace_for(own: Session, view: PageView) -> Trace | None:
         return trace
     key = ("read", view["upload"], view["requests"], view["sort"], view["seed"])
     arguments = (str(upload.path), upload.name, view["requests"], view["sort"], view["seed"])
-    read = own.ask("read", key, read_upload, *arguments, store=_reads)
+    read = own.ask("read", key, read_upload, *arguments, store=_reads, first=True)
     if read is None:
         _raise_error(own, "read")
         return None
@@ -54,7 +54,7 @@ def result_for(own: Session, view: PageView, trace: Trace, slot: str = "replay")
     if result is None and len(trace) <= view.most_at_once:
         result = at_once(view, trace)
     if result is None:
-        result = own.ask(slot, view.key(), replay_job, trace, view.scenario(), store=_replays)
+        result = own.ask(slot, view.key(), replay_job, trace, view.scenario(), store=_replays, first=True)
         if result is None:
             _raise_error(own, slot)
     return result

@@ -6,20 +6,25 @@ The view and the pins also stand in the URL, so that a link shows what its sende
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import streamlit as st
 import xxhash
 from pagecast.planner_app.dashboard.shell.jobs import Job, Results, results, take_begun
 from pagecast.planner_app.dashboard.shell.view import DEFAULTS, PageView
 from pagecast.sim.core.errors import BadInput
+from streamlit import runtime
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 MOST_PINS = 6
 _MOST_UPLOADS = 3
 _SESSION = "_pagecast"
+_LOOK_S = 4.0  # between two looks for browsers that have gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +72,12 @@ class Session:
         function: Callable[..., Any],
         *arguments: Any,
         store: Results = results,
+        first: bool = False,
     ) -> Any:
         """The result of a job if it is in, else None; starts the job, in place of the slot's last one.
 
         `self.jobs[slot]` tells progress and errors meanwhile. A stopped or failed job is not begun again.
-        `store`: where results lie; large ones have a place of their own, for fewer.
+        `store`: where results lie; large ones have a place of their own, for fewer. `first`: see `Job`.
         """
         value = store.get(key)
         job = self.jobs.get(slot)
@@ -82,8 +88,16 @@ class Session:
         if job is None or job.key != key:
             if job is not None:
                 job.stop()
-            self.jobs[slot] = take_begun(key) or Job(key, function, *arguments, store=store)
+            self.jobs[slot] = take_begun(key) or Job(key, function, *arguments, store=store, first=first)
         return None
+
+    def stop_jobs(self) -> None:
+        """Stops all jobs. A page that is drawn later begins those that it wants."""
+        while self.jobs:
+            self.jobs.popitem()[1].stop()
+
+
+_sessions: WeakValueDictionary[str, Session] = WeakValueDictionary()  # by the numbers of Streamlit
 
 
 def session() -> Session:
@@ -92,7 +106,25 @@ def session() -> Session:
     if own is None:
         own = st.session_state[_SESSION] = Session(linked=st.query_params.to_dict())
         _read_url(own)
+        context = get_script_run_ctx()
+        if context is not None:
+            _sessions[context.session_id] = own
     return own
+
+
+def watch_browsers() -> None:
+    """Stops the jobs of sessions whose browser has gone, for ever: Streamlit keeps these for two minutes."""
+    while True:
+        time.sleep(_LOOK_S)
+        if runtime.exists():
+            stop_left(runtime.get_instance().is_active_session)
+
+
+def stop_left(here: Callable[[str], bool]) -> None:
+    """Stops the jobs of all sessions that have no browser: `here` tells by their numbers."""
+    for number, own in list(_sessions.items()):
+        if not here(number):
+            own.stop_jobs()
 
 
 def _read_url(own: Session) -> None:

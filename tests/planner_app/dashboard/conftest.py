@@ -21,13 +21,16 @@ def components_searched_once() -> Iterator[None]:
 
 
 @pytest.fixture
-def no_browser(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Pages do not wait for a browser's first look, and begin no jobs with it."""
+def no_browser(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Pages do not wait for a browser's first look, and begin no jobs with it. At the end their jobs end."""
     pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
     request.getfixturevalue("components_searched_once")
+    from pagecast.planner_app.dashboard.shell import state
     from pagecast.planner_app.dashboard.what_if import refining
 
     monkeypatch.setattr(refining, "FIRST_LOOK_S", 0)
+    yield
+    state.stop_left(lambda number: False)
 
 
 @pytest.fixture

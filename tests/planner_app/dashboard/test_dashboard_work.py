@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from pagecast.planner_app.cli import run
@@ -14,10 +15,10 @@ from pagecast.planner_app.planner.capacity.options import PlanOptions
 pytest.importorskip("streamlit", reason="the dashboard needs the extra `app`")
 
 from pagecast.planner_app.dashboard import server_start
-from pagecast.planner_app.dashboard.shell import jobs, replays, workload
+from pagecast.planner_app.dashboard.shell import jobs, replays, state, workload
 from pagecast.planner_app.dashboard.shell.jobs import Job, Results, results
 from pagecast.planner_app.dashboard.shell.state import Session
-from pagecast.planner_app.dashboard.shell.view import PageView
+from pagecast.planner_app.dashboard.shell.view import UPLOAD, PageView
 from pagecast.planner_app.dashboard.tune import searches
 from pagecast.planner_app.dashboard.tune.charts import grid_map, hit_curve
 from pagecast.planner_app.dashboard.what_if import admissible, refining
@@ -25,6 +26,8 @@ from pagecast.planner_app.dashboard.what_if.memory_charts import hbm_waterfall
 from pagecast.planner_app.planner.capacity.planning import plan
 from pagecast.planner_app.reports.style import caption_of
 from pagecast.sim.replay import replay
+
+ROWS = b"arrival_s,input_tokens,output_tokens\n" + b"".join(b"%d,100,10\n" % at for at in range(80))
 
 
 def _until(true, within_s: float = 60) -> None:
@@ -77,6 +80,39 @@ def test_a_job_nobody_holds_ends():
     process = state.process
     own.jobs.clear()
     _until(lambda: process.poll() is not None)
+
+
+def _wait(gate: str, *, progress: object) -> str:
+    while not Path(gate).exists():
+        time.sleep(0.02)
+    return "done"
+
+
+def test_what_a_page_needs_first_does_not_wait_for_searches(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs, "_AT_ONCE", threading.BoundedSemaphore(1))
+    gate, other = tmp_path / "gate", Session()
+    other.ask("search", "a search", _wait, str(gate))
+    _until(lambda: other.jobs["search"]._state.process is not None)
+    own = Session()
+    view = PageView.of({"trace": UPLOAD, "upload": own.keep_upload("t.csv", ROWS), "requests": 50})
+    _until(lambda: replays.trace_for(own, view) is not None)
+    assert results.get("a search") is None
+    gate.touch()
+    _until(lambda: results.get("a search") == "done")
+
+
+def test_a_browser_that_goes_takes_its_jobs_along(tmp_path):
+    stayed, left = Session(), Session()
+    state._sessions.update(stayed=stayed, left=left)
+    for own in (stayed, left):
+        own.ask("search", ("search", id(own)), _wait, str(tmp_path / "gate"))
+    job = left.jobs["search"]
+    state.stop_left(lambda number: number == "stayed")
+    _until(lambda: not job.running)
+    assert job.stopped and not left.jobs
+    assert stayed.jobs["search"].running and not stayed.jobs["search"].stopped
+    assert left.ask("search", ("search", id(left)), _wait, str(tmp_path / "gate")) is None
+    assert not left.jobs["search"].stopped  # the browser came back
 
 
 def test_results_are_bounded_and_the_oldest_go_first():
