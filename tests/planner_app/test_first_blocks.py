@@ -58,7 +58,10 @@ COMMANDS = {
     ),
     "tune": (("tune", "block-size", *SMALL, "--static"), "take block_size"),
     "tune, budget": (("tune", "hbm-budget", *SMALL, "--static"), "take gpu_memory_utilization"),
-    "plan": (("plan", *SMALL, *SLO, "--replicates", "0", "--workers", "1"), "take 1 replica"),
+    "plan": (
+        ("plan", *SMALL, *SLO, "--most-requests", "200", "--replicates", "0", "--workers", "1"),
+        "take 1 replica",
+    ),
     "plan, fleet": (
         ("plan", *SMALL, *SLO, "--router", "cost", "--against", "round-robin", "--against", "llm-d"),
         "take 1 replica behind",

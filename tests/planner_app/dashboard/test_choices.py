@@ -72,24 +72,24 @@ def test_a_question_without_an_answer_says_why(app) -> None:
 
 def test_both_first_answers_share_replays_and_one_without_an_answer_says_why() -> None:
     told = []
-    trace = read("chat", limit=60)
+    trace = read("chat", limit=30)
     first = first_choices(trace, Scenario(num_gpu_blocks=5000), "ttft_p90<2s", progress=told.append)
     assert isinstance(first[BLOCK_SIZE], Choice)
     assert "fixed number of blocks" in str(first[HBM])
     told.clear()
-    both = first_choices(trace, Scenario(max_num_seqs=16), "ttft_p90<2s", progress=told.append)
+    both = first_choices(trace, Scenario(max_num_seqs=8), "ttft_p90<2s", progress=told.append)
     count = len(told)
     told.clear()
     alone = choose(
         trace,
-        Scenario(max_num_seqs=16),
+        Scenario(max_num_seqs=8),
         BLOCK_SIZE,
         "ttft_p90<2s",
         lambda *done: told.append(done),
         lasting=False,
     )
     assert both[BLOCK_SIZE] == alone
-    assert both[HBM] == choose(trace, Scenario(max_num_seqs=16), HBM, "ttft_p90<2s", lasting=False)
+    assert both[HBM] == choose(trace, Scenario(max_num_seqs=8), HBM, "ttft_p90<2s", lasting=False)
     assert count <= len(told) + 1  # the second question takes next to nothing
 
 

@@ -26,20 +26,9 @@ def test_options_given_win_over_the_launch_and_that_over_the_file(tmp_path, caps
 @pytest.mark.parametrize(
     "command",
     [
-        ["plan", "chat", "--limit", "20", "--slo", "ttft_p90<60s", "--gpu", "L4", "--replicates", "0"],
-        [
-            "sweep",
-            "chat",
-            "--limit",
-            "3",
-            "--gpu",
-            "L4",
-            "--set",
-            "block_size=16,32",
-            "--slo",
-            "ttft_p90<60s",
-        ],
-        ["tune", "block-size", "chat", "--limit", "3", "--gpu", "L4"],
+        ["plan", "chat", "--limit", "20", "--slo", "ttft_p90<1us", "--gpu", "L4", "--replicates", "0"],
+        ["sweep", "chat", "--limit", "3", "--gpu", "L4", "--set", "block_size=16,32"],
+        ["tune", "block-size", "chat", "--limit", "3", "--gpu", "L4", "--static"],
         ["memory", "--gpu", "L4"],
     ],
     ids=lambda command: command[0],

@@ -290,10 +290,10 @@ def test_a_fleet_is_asked_for_the_memory_of_each_group(chat):
         sweep(SweepQuestion(chat, scenario, SweepOptions(settings=space), fleet=FleetSettings.make({})))
 
 
-@pytest.mark.parametrize("knob", ["block_size", "gpu_memory_utilization"])
-def test_no_value_is_recommended_at_which_nothing_completes(knob):
-    scenario = Scenario(model="Qwen/Qwen3-0.6B", costs="roofline", max_model_len=10)
-    tuned = tune(read("chat", limit=25), scenario, knob)
+@pytest.mark.parametrize(("knob", "values"), [("block_size", "16,64"), ("gpu_memory_utilization", "0.5,0.9")])
+def test_no_value_is_recommended_at_which_nothing_completes(knob, values):
+    scenario = Scenario(model="Qwen/Qwen3-0.6B", costs="roofline", max_model_len=10, max_num_seqs=16)
+    tuned = tune(read("chat", limit=25), scenario, knob, TuneOptions(values=values))
     assert tuned.recommended is None and not tuned.recommends
     assert tuned.reason == "no request completes at any of these values"
 
