@@ -41,7 +41,7 @@ def serve(host: str, port: int | None, *, browser: bool) -> None:
     if not _loopback(host):
         console.err.print(f"listening on {host}: whoever reaches it can use the dashboard", soft_wrap=True)
     sys.setswitchinterval(_SWITCH_S)
-    threading.Thread(target=_beside, daemon=True).start()
+    threading.Thread(target=_background, daemon=True).start()
     flags = options(host, port, browser=browser)
     bootstrap.load_config_options(flags)
     try:
@@ -106,8 +106,8 @@ def _bind(host: str, port: int) -> None:
         probe.bind(address)
 
 
-def _beside() -> None:
-    """What goes on beside the pages."""
+def _background() -> None:
+    """Work beside the pages: prepares the first one, then stops the jobs of browsers that have gone."""
     _warm()
     from pagecast.planner_app.dashboard.shell.state import watch_browsers
 
