@@ -30,6 +30,8 @@ from pagecast.sim.core.errors import BadInput
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
+MATTERS = 0.005  # a smaller part of a figure is no difference
+
 Confirm = Callable[[Trace, Scenario, str], bool]  # whether a server keeps an SLO when a trace goes on
 Stop = Callable[[], bool]  # asked after each trial whether to leave the rest
 
@@ -77,17 +79,22 @@ class SweepResult:
         """The row of the cheapest replica that meets the SLO; None where no trial does.
 
         Of equals one on the front; of these the one with most margin, or without an SLO the one of the lowest
-        p99 TTFT. Where the load varies, the one of most output tokens per second.
+        p99 TTFT. Where the load varies, the one of most output tokens per second. Of those that come within
+        half a percent of it, the one of the lowest p99 TTFT.
         """
         meets = self.table[self.table["meets"]]
         if not len(meets):
             return None
         by = "margin" if self.question.slo else "ttft_p99_s"
         by = by if self.question.loads is None else "output_tokens_per_s"
-        margin = meets[by].to_numpy(np.float64) * (1 if by == "ttft_p99_s" else -1)
-        order = meets.assign(_off_front=~meets["on_front"].astype(bool), _last=margin)
-        order = order.sort_values([self.cost, "_off_front", "_last", "number"], kind="stable")
-        return record(order.drop(columns=["_off_front", "_last"]).head(1))
+        off_front = ~meets["on_front"].astype(bool)
+        first = meets[self.cost].eq(meets[self.cost].min())
+        first &= off_front.eq(off_front[first].min())
+        alike = meets[first]
+        if by != "ttft_p99_s":
+            most = alike[by].max()
+            alike = alike[alike[by] >= most - MATTERS * abs(most)]
+        return record(alike.sort_values(["ttft_p99_s", "number"], kind="stable").head(1))
 
     @property
     def front(self) -> pd.DataFrame:

@@ -9,11 +9,10 @@ from typing import Any
 import pandas as pd
 from pagecast.planner_app.planner.slo import Goodput, Latency, TermVerdict, excess
 from pagecast.planner_app.planner.sweep.space import shown
-from pagecast.planner_app.planner.sweep.study import SweepResult, record
+from pagecast.planner_app.planner.sweep.study import MATTERS, SweepResult, record
 from pagecast.planner_app.planner.sweep.trial import COUNTS
 from pagecast.planner_app.wording.quantities import seconds
 
-_MATTERS = 0.005  # less than this part of a figure is not worth a row
 _YES_OR_NO = ("meets", "on_front")
 _SHARES = ("token_hit_rate", "peak_kv_usage")
 _SHED = "predicted TTFT"
@@ -103,11 +102,11 @@ def nothing_differs(result: SweepResult) -> str:
         values = pd.to_numeric(ran[name], errors="coerce")
         if values.isna().any() and not values.isna().all():
             return ""
-        if values.max() - values.min() > _MATTERS * abs(values.max()):
+        if values.max() - values.min() > MATTERS * abs(values.max()):
             return ""
     figures = ", ".join(f"{title(_measure(name))} {text(name, ran[name].iloc[0])}" for name in names)
     return (
-        f"it makes no difference: all {len(ran):,} trials have the same figures within {_MATTERS:.1%}, so "
+        f"it makes no difference: all {len(ran):,} trials have the same figures within {MATTERS:.1%}, so "
         f"keep {', '.join(result.knobs)} as it is ({figures})"
     )
 
@@ -259,6 +258,6 @@ def effects(result: SweepResult) -> tuple[list[str], list[list[str]]]:
             shown(row["at_high"]),
         ]
         for row in result.sensitivity.to_dict("records")
-        if abs(row["high"] - row["low"]) > _MATTERS * abs(row["high"])
+        if abs(row["high"] - row["low"]) > MATTERS * abs(row["high"])
     ]
     return header, body

@@ -97,6 +97,13 @@ def test_each_row_is_the_replay_of_its_scenario_and_the_cheapest_meets_the_slo(c
     assert reference.cheapest["number"] in meets["number"].tolist()
 
 
+def test_of_trials_with_as_much_room_the_one_of_the_lowest_ttft_is_best(reference):
+    table = reference.table.assign(meets=True, on_front=True, margin=0.5, ttft_p99_s=2.0, usd_per_hour=4.0)
+    table.loc[3, "margin"], table.loc[7, "ttft_p99_s"], table.loc[9, "ttft_p99_s"] = 0.502, 1.0, 0.5
+    table.loc[9, "margin"] = 0.45
+    assert replace(reference, table=table).cheapest["number"] == 7
+
+
 def test_a_scenario_that_cannot_run_has_a_reason_and_one_that_rejects_is_no_answer(chat):
     result = sweep(asked(chat, ["num_gpu_blocks=20,4000"]))
     assert result.table["rejected"].tolist()[0] > 0
