@@ -247,7 +247,7 @@ def test_a_request_whose_blocks_the_disk_cannot_read_asks_for_ever_and_is_ended_
 
 
 def test_a_prompt_whose_blocks_do_not_fit_in_the_host_together_is_refused():
-    trace = conversations(users=3, turns=8, tokens=900)
+    trace = conversations(users=2, turns=8, tokens=900)
     with pytest.raises(BadInput, match="raise kv_offloading_size"):
         figures(trace, kv_offloading_size=0.5, secondary_tiers="fs")
 
