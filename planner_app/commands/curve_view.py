@@ -24,7 +24,8 @@ def show_curve(work: Trace, curve: Curve, *, explain: bool) -> None:
     rows, notes, scenario = table_rows(table), curve.result.notes, curve.result.scenario
     short = explain or len(curve.points) <= _MOST_ROWS
     cut = [] if curve.complete else ["interrupted: the other concurrencies were not replayed"]
-    lines = [traffic(work, paced=False), *cut, curve.answer, curve.about, *(rows if short else [])]
+    few = [curve.short_of] if curve.short_of else []
+    lines = [traffic(work, paced=False), *cut, curve.answer, *few, curve.about, *(rows if short else [])]
     if explain:
         for line in (*lines, rules(scenario)):
             console.out.print(line, soft_wrap=True)

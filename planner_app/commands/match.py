@@ -406,7 +406,6 @@ def _explanation(found: Match) -> list[str]:
             "" if left == whole else f"; with step costs corrected a request is off by {left}, not {whole}"
         )
         lines.append(f"no setting explains the difference{corrected or f', {whole} a request'}")
-        lines.append(f"the setting that comes closest: {explained.tried[0].words}")
     if not lines:
         lines.append(f"the difference ({explained.stated:.1%} a request) needs no explanation")
     return lines

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pagecast.planner_app.planner.capacity.planning import Answer, CapacityPlan
     from pagecast.traces.schema import Trace
 
+_LOOPS = {"concurrency": " (closed loop)", "rate": " (open loop)"}
 _TITLES = {
     "concurrency": "admissible concurrency",
     "rate": "highest request rate",
@@ -114,11 +115,11 @@ def _helps(bind: Binding | None) -> str:
         return ""
     from pagecast.planner_app.planner.capacity.binding import TWICE
 
-    needs = {**TWICE, "compute": "a GPU with steps twice as fast"}
+    needs = {**TWICE, "compute": "a GPU twice as fast"}
     enough = [needs[each.limit] for each in bind.helped if each.holds]
     if enough:
-        return f"; 25% more load needs {' or '.join(enough)}{bind.less}"
-    return f"; {bind.limit} limits it, and no setting, doubled, carries 25% more load{bind.less}"
+        return f"; {' or '.join(enough)} would carry 25% more load{bind.less}"
+    return f", limited by {bind.limit}; no one setting, doubled, would carry 25% more load{bind.less}"
 
 
 def show(result: CapacityPlan) -> None:
@@ -160,7 +161,7 @@ def _table(result: CapacityPlan) -> Table:
     for title in ("", "most", *spans, "output tokens/s", "limit"):
         table.add_column(title, justify="left" if title in ("", "limit") else "right", no_wrap=True)
     for answer in result.answers.values():
-        title = _TITLES[answer.kind]
+        title = _TITLES[answer.kind] + _LOOPS.get(answer.kind, "")
         if answer.value is None or answer.at is None:
             table.add_row(title, "none")
             continue

@@ -96,7 +96,8 @@ def _served(work: Trace, result: Result) -> str:
         pace = f"{s['completed'] / s['makespan_s']:.3g}/s"
     else:
         last_s = float(arrival_s.max() - arrival_s.min()) if len(arrival_s) else 0.0
-        pace = f"the last came after {console.seconds(last_s)}"
+        last = "turn" if (work.integers("after") >= 0).any() else "request"  # turns wait for answers
+        pace = f"the last {last} came after {console.seconds(last_s)}"
     return "; ".join([f"served {done} in {console.seconds(s['makespan_s'])}, {pace}", *lost])
 
 

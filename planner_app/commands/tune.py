@@ -121,8 +121,9 @@ def show_answer(work: Trace, tuned: TuneResult) -> None:
 
     scenario = tuned.scenario
     place = f"{scenario.tensor_parallel_size} x {scenario.gpu} with {scenario.model}"
+    take = "keep" if tuned.recommended == getattr(scenario, tuned.knob) else "take"
     lines = [
-        f"take {tuned.reason}" if tuned.recommends else tuned.reason,
+        f"{take} {tuned.reason}" if tuned.recommends else tuned.reason,
         *([] if tuned.complete else [f"interrupted after {counted(len(tuned.table), 'value')}"]),
         traffic(work),
         f"on {place}; {_loads(tuned)}",

@@ -338,10 +338,10 @@ def _plain(value: float | None) -> str:
 def _reach(span: tuple[float, float] | None) -> str:
     if span is None:
         return ""
-    return " ".join(f"{value:+.0f}" if abs(value) > 9.9 else f"{value:+.1f}" for value in span)
+    return " ".join(f"{value:+.0f}" if abs(value) > 9.9 else f"{value:+z.1f}" for value in span)
 
 
 def _percent(value: float | None) -> str:
     if value is None:
         return ""
-    return "-" if math.isnan(value) else f"{value:+.1f}%"
+    return "-" if math.isnan(value) else f"{value:+z.1f}%"

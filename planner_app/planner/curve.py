@@ -15,6 +15,7 @@ from pagecast.sim.replay import Kept, Result, replay
 from pagecast.sim.scenario import Scenario
 from pagecast.traces.schema import Trace
 
+_TURNS = 5  # requests for each user: most are then served at the full concurrency
 _CLOSE = 0.9  # of the most output
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 HEADER = (
@@ -100,10 +101,24 @@ class Curve:
         best = max(self.points, key=lambda point: point.tokens_per_s)
         close = next(point for point in self.points if point.tokens_per_s >= _CLOSE * best.tokens_per_s)
         text = f"most output: {best.tokens_per_s:,.0f} tokens/s at concurrency {best.concurrency:,}"
+        if len(self.points) > 1 and best.concurrency == self._most:
+            text += ", the highest tried"
         if close is best:
             return f"{text}, {_ttft(best)}"
         share = close.tokens_per_s / best.tokens_per_s
         return f"{text}, {_ttft(best)}; {close.concurrency:,} give {share:.0%} of it, {_ttft(close)}"
+
+    @property
+    def short_of(self) -> str:
+        """A sentence on a concurrency that the load has too few requests for; empty where it has enough."""
+        most, requests = self._most, self.points[-1].counts.requests
+        if most <= requests:
+            return ""
+        return f"{requests:,} requests never reach a concurrency of {most:,}: take {_TURNS * most:,} or more"
+
+    @property
+    def _most(self) -> int:
+        return max(point.concurrency for point in self.points)
 
     @property
     def about(self) -> str:

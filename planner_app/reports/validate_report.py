@@ -40,7 +40,7 @@ def _cards(forecast: Forecast) -> list[SummaryCard]:
         row = by_name[name]
         if not math.isnan(row.error_percent):
             hint = f"{shown(name, row.predicted)} for {shown(name, row.measured)}"
-            cards.append(SummaryCard(f"{label} error", f"{row.error_percent:+.1f}%", hint))
+            cards.append(SummaryCard(f"{label} error", f"{row.error_percent:+z.1f}%", hint))
     coverage = forecast.coverage()
     if coverage["figures"]:
         share = 100 * (coverage["covered"] or 0)
@@ -57,8 +57,8 @@ def _table(rows: tuple[ForecastRow, ...]) -> HtmlTable:
         bounds = ""
         if row.low is not None and row.high is not None:
             bounds = f"{shown(row.name, row.low)} to {shown(row.name, row.high)}"
-        slope = "" if row.sensitivity is None else f"{row.sensitivity:+.1f}%"
-        reach = "" if row.range_percent is None else "{:+.1f}% to {:+.1f}%".format(*row.range_percent)
+        slope = "" if row.sensitivity is None else f"{row.sensitivity:+z.1f}%"
+        reach = "" if row.range_percent is None else "{:+z.1f}% to {:+z.1f}%".format(*row.range_percent)
         error = "-" if math.isnan(row.error_percent) else f"{row.error_percent:+.2f}%"
         forecast_text, real = shown(row.name, row.predicted), shown(row.name, row.measured)
         body.append((title(row.name), forecast_text, real, error, bounds, slope, reach))

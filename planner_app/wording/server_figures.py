@@ -47,7 +47,7 @@ def figure(name: str, value: float | None) -> str:
 
 def percent(value: float | None) -> str:
     """A difference."""
-    return "-" if value is None or not math.isfinite(value) else f"{value:+.1f}%"
+    return "-" if value is None or not math.isfinite(value) else f"{value:+z.1f}%"
 
 
 def verdict(errors: Iterable[tuple[str, float | None]]) -> str:
@@ -59,7 +59,7 @@ def verdict(errors: Iterable[tuple[str, float | None]]) -> str:
     }
     if not means:
         return "nothing to compare: no mean of a latency is known on both sides"
-    told = ", ".join(f"{title(name)} {error:+.1f}%" for name, error in means.items())
+    told = ", ".join(f"{title(name)} {error:+z.1f}%" for name, error in means.items())
     most = max(map(abs, means.values()))
     if most <= _AGREES_PERCENT:
         return f"agrees: means within {max(math.ceil(most), 1)}% (forecast: {told})"

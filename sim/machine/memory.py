@@ -236,7 +236,7 @@ def hbm_budget(model: ModelFacts, gpu: Gpu, options: BudgetOptions | None = None
         raise BadInput(_no_room(model, gpu, fixed, options.max_num_batched_tokens, shortage))
     kv_bytes, usable = blocks * layout.block_bytes, blocks - 1
     rest = gpu.hbm_bytes - kv_bytes - sum(item.bytes for item in fixed)
-    detail = f"{usable} blocks of {layout.block_size} tokens and the null block"
+    detail = f"{usable:,} blocks of {layout.block_size} tokens and the null block"
     notes = [*model.notes, *_latent_dtype_notes(model, gpu, options.kv_cache_dtype)]
     if layout.groups > 1:
         notes.append(f"layers keep different windows: {layout.groups} block tables per sequence")

@@ -56,7 +56,7 @@ COMMANDS = {
         ("sweep", *SMALL, "--set", "gpu=H200,L4", "--max-model-len", "16384", *SLO, *PRICES),
         "cheapest replica that meets",
     ),
-    "tune": (("tune", "block-size", *SMALL, "--static"), "take block_size"),
+    "tune": (("tune", "block-size", *SMALL, "--static"), "keep block_size"),
     "tune, budget": (("tune", "hbm-budget", *SMALL, "--static"), "take gpu_memory_utilization"),
     "plan": (
         ("plan", *SMALL, *SLO, "--most-requests", "200", "--replicates", "0", "--workers", "1"),

@@ -149,7 +149,7 @@ def _show(comparison: RunComparison) -> None:
             cards.append(
                 (
                     f"{label} error",
-                    f"{row.error_percent:+.1f}%",
+                    f"{row.error_percent:+z.1f}%",
                     f"{shown(name, row.predicted)} forecast, {shown(name, row.measured)} measured",
                 )
             )
@@ -186,5 +186,5 @@ def _cells(row: ForecastRow) -> dict[str, str]:
         "error": "-" if row.error_percent != row.error_percent else f"{row.error_percent:+.2f}%",
         "90% interval": bounds,
         "holds the measurement": {True: "yes", False: "no", None: ""}[row.covered],
-        "per 1% of step time": "" if row.sensitivity is None else f"{row.sensitivity:+.1f}%",
+        "per 1% of step time": "" if row.sensitivity is None else f"{row.sensitivity:+z.1f}%",
     }

@@ -286,7 +286,9 @@ def _misses(row: dict[str, Any], best: dict[Criterion, float | None], some_meet:
         away = 1 - value / top if criterion.more_is_better else value / top - 1
         if away > criterion.tolerance:
             side = "fewer" if criterion in (HITS, ADMITS) else "less" if criterion is ROOM else "longer"
-            misses.append(_Miss(f"{away:.1%} {side} {criterion.title}", away / criterion.tolerance))
+            misses.append(
+                _Miss(f"{away:.1%} {side} {criterion.title} than the best", away / criterion.tolerance)
+            )
     return misses
 
 

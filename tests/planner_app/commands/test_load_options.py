@@ -66,6 +66,16 @@ def test_a_curve_has_a_point_for_each_concurrency(more: tuple[object, ...], tmp_
     assert points[1]["ttft_s"] == alone["ttft_s"]
 
 
+def test_a_curve_tells_of_a_concurrency_that_its_requests_never_reach(capsys):
+    ask = ["replay", "--gpu", "H100", "--input-len", "64", "--output-len", "8", "--num-prompts", "20"]
+    assert run([*ask, "--sweep-concurrency", "4,32"]) == 0
+    out = capsys.readouterr().out
+    assert "20 requests never reach a concurrency of 32: take 160 or more" in out
+    assert "at concurrency 32, the highest tried" in out
+    assert run([*ask, "--sweep-concurrency", "2,20"]) == 0
+    assert "never reach" not in capsys.readouterr().out
+
+
 def test_a_check_may_make_its_requests(tmp_path: Path, body, refusal):
     file = tmp_path / "check.yaml"
     load = "{input_len: 200, output_len: 20, num_prompts: 40, concurrency: 8}"

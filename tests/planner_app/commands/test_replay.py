@@ -55,7 +55,7 @@ def test_sessions_that_go_on_after_the_last_has_begun_do_not_read_as_overload(ca
     """Its own rate counts whole sessions, some of which go on after the last has begun."""
     _, out, _ = pagecast("replay", "chat", "--limit", 40, capsys=capsys)
     place = out.splitlines()[1]
-    assert "served all in 13.1 s, the last came after 7.42 s" in place and "/s" not in place
+    assert "served all in 13.1 s, the last turn came after 7.42 s" in place and "/s" not in place
 
 
 def test_replay_prints_one_json_object_and_nothing_else(capsys):

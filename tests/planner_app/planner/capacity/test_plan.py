@@ -187,7 +187,7 @@ def test_the_answer_is_one_screen_that_says_what_to_buy_what_breaks_and_how_sure
     answer = by_one.concurrency
     assert lines[1].endswith(", SLO ttft_p99<2s,tpot_p95<20ms")
     assert lines[2].startswith("take ") and " for 5.36 requests/s" in lines[2]
-    assert any(line.startswith(f"admissible concurrency{answer.value:8.0f}") for line in lines)
+    assert any(line.startswith(f"admissible concurrency (closed loop){answer.value:8.0f}") for line in lines)
     broken = answer.beyond.broken[0].text.partition("<")[0]
     assert any(line.startswith(f"at {answer.beyond.amount:.0f} user") and broken in line for line in lines)
     assert any("step times ±2% (90%)" in line for line in lines)
