@@ -337,6 +337,9 @@ class Reference:
                     self.waiting.remove(req)
                 self.end(req)
                 ended.append(req.id)
+            elif self.depth and req.running:
+                # The token is known now: what it fills can be found, also if no step of its request follows.
+                self.publish(req, req.computed - req.in_flight)
         return ended
 
     def evict(self, blocks: int) -> None:

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pagecast.sim.core.check import check
 from pagecast.sim.core.engines.nano_vllm.profile import NANO_VLLM
@@ -22,6 +22,12 @@ OPERATIONS = 250
 LIVES = st.binary(min_size=700, max_size=1400)
 SETTINGS = settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
 MANY = settings(SETTINGS, max_examples=600)
+# A request is cancelled right after a step that filled its last block, planned ahead.
+CANCELLED_WITH_A_FULL_BLOCK = bytes.fromhex(
+    "0187010a0001010000000000963e00000000000000000072000000000000ecf6009600000008b20000001400000000f6"
+    "009601000000000000000000007400960101003e00009ee00000000100000000000000ec96010000b600006a04000000"
+    "00000000009600000000000000000000ecf60096010000000000000000000000de63"
+)
 
 
 @pytest.mark.parametrize("ids", [False, True], ids=["spans", "ids"])
@@ -62,6 +68,7 @@ def live(profile: str, data: bytes, *, ids: bool) -> None:
 
 @pytest.mark.parametrize("ids", [False, True], ids=["spans", "ids"])
 @given(data=LIVES)
+@example(data=CANCELLED_WITH_A_FULL_BLOCK)
 @SETTINGS
 def test_core_agrees_with_a_scheduler_written_block_by_block(ids, data):
     """2 x 50 lives: the same requests, tokens, blocks and hits in every step."""
