@@ -17,7 +17,7 @@ SETUP = Scenario(model="Qwen/Qwen3-8B", gpu="H100", costs="measured", num_gpu_bl
 TRUE = Corrections("true", step_s=0.0004, decode=1.02, prompt=0.98)
 
 
-def results(costs=None, limit=250):
+def results(costs=None, limit=400):
     trace = read("chat", limit=limit)
     made = replay(trace, SETUP, costs=costs, kept=Kept(steps=False)).requests
     return BenchResults("served", trace, made["ttft_s"].to_numpy(float), made["e2e_s"].to_numpy(float))
