@@ -24,7 +24,7 @@ def show_curve(work: Trace, curve: Curve, *, explain: bool) -> None:
     rows, notes, scenario = table_rows(table), curve.result.notes, curve.result.scenario
     short = explain or len(curve.points) <= _MOST_ROWS
     cut = [] if curve.complete else ["interrupted: the other concurrencies were not replayed"]
-    few = [curve.short_of] if curve.short_of else []
+    few = filter(None, [curve.short_of])
     lines = [traffic(work, paced=False), *cut, curve.answer, *few, curve.about, *(rows if short else [])]
     if explain:
         for line in (*lines, rules(scenario)):

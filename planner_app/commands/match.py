@@ -101,11 +101,12 @@ def match_command(arguments: ScenarioOnly, ask: MatchOptions, output: Explained)
     results = read_results(ask.results, ask.client_ms, run=ask.run, columns=ask.column)
     results, more, cold = _with_server(results, server, scenario)
     facts = _facts(Setup(scenario, scenario.step_costs(), results), stated, arguments, cold)
+    logged = bool(_of_log(arguments))
     known = {
         "blocks": _blocks(server, stated, arguments) is not None,
         "warm": _hits(server) is not None,
-        "chunk": bool(_of_log(arguments)),
-        "ahead": bool(_of_log(arguments)),
+        "chunk": logged,
+        "ahead": logged,
     }
     name = ask.name or (ask.out.stem if ask.out is not None else results.name)
     where = _place(ask.out or own_folder() / f"{name}.json")

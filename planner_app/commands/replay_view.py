@@ -40,18 +40,13 @@ def show_answer(
     """
     s, scenario = result.summary, result.scenario
     facts = _fact_rows(s, scenario.tensor_parallel_size)
-    reuse = (
-        _UNKNOWN_REUSE
-        if s["token_hit_rate"] is None
-        else f"{s['token_hit_rate']:.1%} of eligible prompt tokens"
-    )
     lines = [
         traffic(work),
         f"on {_place(result)} with {scenario.model}: {_served(work, result)}",
         *console.table_lines(_latencies(s, spread)),
         *([] if unshared is None else [without_reuse_line(unshared)]),
         *(f"{title}: {text}" for title, text in facts if title == "rejected"),
-        f"prefix reuse: {reuse}; output {s['output_tokens_per_s']:,.0f} tokens/s",
+        f"prefix reuse: {_reuse(s)}; output {s['output_tokens_per_s']:,.0f} tokens/s",
         f"KV cache: {_kv_cache(s)}, {counted(s['preemptions'], 'preemption')}",
     ]
     if fleet := s.get("fleet"):
@@ -74,6 +69,11 @@ def without_reuse_line(result: Result) -> str:
 def _of_some(facts: list[tuple[str, str]]) -> list[str]:
     """The facts on what not every server has, as a host tier, speculation or tenants."""
     return [f"{title}: {text}" for title, text in facts if title not in _OF_ALL]
+
+
+def _reuse(s: dict[str, Any]) -> str:
+    rate = s["token_hit_rate"]
+    return _UNKNOWN_REUSE if rate is None else f"{rate:.1%} of eligible prompt tokens"
 
 
 def _place(result: Result) -> str:
@@ -199,10 +199,9 @@ def _fact_rows(s: dict[str, Any], gpus: int) -> list[tuple[str, str]]:
     add("output", f"{s['output_tokens_per_s']:,.0f} tokens/s, {s['output_tokens']:,} tokens")
     add(
         "prefix hits",
-        _UNKNOWN_REUSE
+        _reuse(s)
         if s["token_hit_rate"] is None
-        else f"{s['token_hit_rate']:.1%} of eligible prompt tokens reused, "
-        f"{console.seconds(s['prefill_avoided_s'])} of prefill avoided",
+        else f"{_reuse(s)} reused, {console.seconds(s['prefill_avoided_s'])} of prefill avoided",
     )
     if sources := told_apart(s["prompt_tokens_by_source"]):
         add("prompt tokens", sources)

@@ -59,7 +59,7 @@ def verdict(errors: Iterable[tuple[str, float | None]]) -> str:
     }
     if not means:
         return "nothing to compare: no mean of a latency is known on both sides"
-    told = ", ".join(f"{title(name)} {error:+z.1f}%" for name, error in means.items())
+    told = ", ".join(f"{title(name)} {percent(error)}" for name, error in means.items())
     most = max(map(abs, means.values()))
     if most <= _AGREES_PERCENT:
         return f"agrees: means within {max(math.ceil(most), 1)}% (forecast: {told})"

@@ -97,7 +97,7 @@ class Session:
             self.jobs.popitem()[1].stop()
 
 
-_sessions: WeakValueDictionary[str, Session] = WeakValueDictionary()  # by the numbers of Streamlit
+_sessions: WeakValueDictionary[str, Session] = WeakValueDictionary()  # by Streamlit's session ids
 
 
 def session() -> Session:
@@ -113,7 +113,10 @@ def session() -> Session:
 
 
 def watch_browsers() -> None:
-    """Stops the jobs of sessions whose browser has gone, for ever: Streamlit keeps these for two minutes."""
+    """Stops the jobs of sessions whose browser has gone; does not return.
+
+    Streamlit keeps such sessions for two minutes.
+    """
     while True:
         time.sleep(_LOOK_S)
         if runtime.exists():
@@ -121,9 +124,9 @@ def watch_browsers() -> None:
 
 
 def stop_left(here: Callable[[str], bool]) -> None:
-    """Stops the jobs of all sessions that have no browser: `here` tells by their numbers."""
-    for number, own in list(_sessions.items()):
-        if not here(number):
+    """Stops the jobs of all sessions that have no browser; `here` says whether the one of an id has."""
+    for session_id, own in list(_sessions.items()):
+        if not here(session_id):
             own.stop_jobs()
 
 

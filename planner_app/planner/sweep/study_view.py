@@ -88,12 +88,9 @@ def answer(result: SweepResult, *, short: bool = False) -> str:
         cost = f"{cost}, {best['gpu_hours']:,.2f} GPU hours"
     costs = f" Its step costs are {best['step_costs']}, others' are not." if differ(result) else ""
     cheapest = f"{best_word(result)} {subject(result)}{level}: {setting(result, best)}"
-    more = f"all {others + 1} trials" if others + 1 == len(table) else f"{others} more"
-    alike = (
-        f" {more[0].upper()}{more[1:]}{' meet it and' if question.slo else ''} {same}; in this one {reason}."
-        if others
-        else ""
-    )
+    rest = f"All {others + 1} trials" if others + 1 == len(table) else f"{others} more"
+    meet = " meet it and" if question.slo else ""
+    alike = f" {rest}{meet} {same}; in this one {reason}." if others else ""
     return f"{cheapest}, {cost}{tokens}: {figures}.{alike if short else equal + costs}{stopped}"
 
 

@@ -27,7 +27,6 @@ TABLES = (
     "lookup_blocks",
     "lookup_s",
 )
-REUSE = ("reused_prefix_tokens", "token_hit_rate")  # which lengths alone do not tell
 WAITING = 4  # users for each request that may run, at most
 
 
@@ -60,7 +59,7 @@ class Tuning:
             return {"reason": str(error)}
         verdict = self.level.verdict(result)
         room = envelope(self.trace, scenario, self.level)
-        unknown = dict.fromkeys(REUSE) if self.trace.lengths_only else {}
+        unknown = {"reused_prefix_tokens": None} if self.trace.lengths_only else {}  # its rate is None
         return {
             "reason": "",
             "meets": verdict.holds and not result.summary["rejected"],

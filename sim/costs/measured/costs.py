@@ -79,8 +79,8 @@ class MeasuredCosts(StepCosts):
         self._apart = least and not sparse  # launches of experts were measured with the rest of a step
         launch_s = host.launch_s(engine, layers, sparse, gpus, least=self._apart)
         self._launch_ns = round((launch_s + exposed * host.prompt_step) * 1e9)
-        graphed_s = layers * host.graphed_layer if alone else 0.0
-        self._graphed_ns = round((graphed_s + exposed * host.prompt_step) * 1e9) if alone else 0
+        graphed_s = layers * host.graphed_layer + exposed * host.prompt_step
+        self._graphed_ns = round(graphed_s * 1e9) if alone else 0
         self._least_ns = round(host.ahead * 1e9) if least else 0
         self._hot = host.hot
         self._busy = host.busy if pipeline_depth else 0.0

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+_STEPS = ("step", "request", "worker_request", "request_group", "prompt_step", "ahead")
+_LAUNCHES = ("launch_layer", "launch_experts", "launch_sharded", "graphed_layer", "ahead_layer")
+
 
 @dataclass(frozen=True)
 class HostTimes:
@@ -73,26 +76,14 @@ class HostTimes:
 
     def slower(self, factor: float) -> HostTimes:
         """The same where a synchronous step takes the host `factor` times as long."""
-        return replace(
-            self,
-            step=self.step * factor,
-            request=self.request * factor,
-            worker_request=self.worker_request * factor,
-            request_group=self.request_group * factor,
-            prompt_step=self.prompt_step * factor,
-            ahead=self.ahead * factor,
-        )
+        return self._times(factor, _STEPS)
 
     def launching(self, factor: float) -> HostTimes:
         """The same where launches take `factor` times as long: time for requests does not tell that."""
-        return replace(
-            self,
-            launch_layer=self.launch_layer * factor,
-            launch_experts=self.launch_experts * factor,
-            launch_sharded=self.launch_sharded * factor,
-            graphed_layer=self.graphed_layer * factor,
-            ahead_layer=self.ahead_layer * factor,
-        )
+        return self._times(factor, _LAUNCHES)
+
+    def _times(self, factor: float, names: tuple[str, ...]) -> HostTimes:
+        return replace(self, **{name: getattr(self, name) * factor for name in names})
 
     def launch_s(self, engine: str, layers: int, sparse: int, gpus: int, *, least: bool) -> float:
         """Launching a step kernel by kernel: `sparse` of its `layers` have routed experts.
